@@ -44,6 +44,7 @@ mod reports;
 mod reshard;
 mod shapes;
 mod shell;
+mod status;
 mod stdout;
 mod stop;
 mod stream;
@@ -96,6 +97,7 @@ enum Task {
     Stream(stream::Args),
     Pyramid(pyramid::Args),
     Plan(plan::Args),
+    Status(status::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
     #[command(hide = true)]
@@ -119,6 +121,7 @@ impl Task {
             Self::Stream(args) => stream::run(args, common),
             Self::Pyramid(args) => pyramid::run(args, common),
             Self::Plan(args) => plan::run(args, common),
+            Self::Status(args) => status::run(args),
             Self::Doctor(args) => doctor::run(args, common),
             Self::Bench(args) => bench::run(args, common),
             Self::Completions(args) => shell::completions(args),

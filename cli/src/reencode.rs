@@ -1,13 +1,15 @@
 //! `zarrs-cuda reencode`: re-encodes any Zarr v2 or v3 array as a sharded v3 array.
 
+use std::num::NonZeroU64;
+
 use clap::ValueEnum;
 use zarrs::array::codec::ShardingIndexLocation;
-use zarrs_cuda_convert::{Failure, Place, Reencode, Report, SubchunkCodec};
+use zarrs_cuda_convert::{Failure, Part, Place, Reencode, Report, Shared, SubchunkCodec};
 
 use crate::arguments::CODECS;
 use crate::common::Common;
 use crate::outcome::Outcome;
-use crate::reports::{array_json, array_text, group_json, group_text};
+use crate::reports::{array_json, array_text, group_json, group_text, part_json, part_text};
 use crate::shapes::ShapeArgs;
 use crate::stop;
 use crate::watcher::Terminal;
@@ -54,6 +56,14 @@ pub(crate) struct Args {
     /// Go on with an interrupted run of the same command: what is whole in OUT is kept
     #[arg(long, conflicts_with = "overwrite")]
     resume: bool,
+    /// Make one part of OUT, as 3/16. Other processes, on any machines, make the others; the last one makes OUT
+    /// readable. A part may be made again, or by two processes at once
+    #[arg(long, value_name = "I/N", conflicts_with_all = ["overwrite", "resume", "verify"])]
+    part: Option<Part>,
+    /// Plan N parts, and make none: for stores that cannot create an object only if there is none, and to replace
+    /// OUT (with --overwrite)
+    #[arg(long, value_name = "N", conflicts_with_all = ["part", "resume", "verify"])]
+    prepare: Option<NonZeroU64>,
 }
 
 /// The end of a shard at which its index lies, as an argument.
@@ -85,12 +95,19 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     reencode.allow_empty = args.allow_empty;
     reencode.overwrite = args.overwrite;
     reencode.resume = args.resume;
+    reencode.shared = match (args.prepare, args.part) {
+        (Some(parts), _) => Some(Shared::Prepare { parts }),
+        (None, part) => part.map(Shared::Part),
+    };
     reencode.options = common.options();
     reencode.threads = common.threads();
     Ok(match reencode.run(&Terminal::new(common))? {
         Report::Array(report) => Outcome::new(array_text(&report), array_json(&report)),
         Report::Group(report) => {
             Outcome::new(group_text(&report), group_json(&report)).with_errors(report.failures)
+        }
+        Report::Part(report) => {
+            Outcome::new(part_text(&report), part_json(&report)).with_errors(report.failures)
         }
     })
 }

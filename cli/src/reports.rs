@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use zarrs_cuda_convert::words::bytes_text;
-use zarrs_cuda_convert::{ArrayReport, GroupReport};
+use zarrs_cuda_convert::{ArrayReport, GroupReport, PartReport, PartState};
 
 use crate::explain;
 
@@ -98,5 +98,84 @@ pub(crate) fn group_json(report: &GroupReport) -> Value {
         "input": input, "output": output, "groups": written.groups,
         "arrays": written.arrays.iter().map(array_json).collect::<Vec<_>>(),
         "repaired_metadata": written.repaired_metadata, "left_out": written.left_out,
+    })
+}
+
+/// Returns the text of the report of a part, for people.
+pub(crate) fn part_text(report: &PartReport) -> String {
+    [&[part_state(report)], &report.notes[..]]
+        .concat()
+        .join("\n")
+}
+
+fn part_state(report: &PartReport) -> String {
+    let (parts, input) = (report.parts, &report.input);
+    let output = report
+        .output
+        .as_ref()
+        .map_or_else(|| "OUT".to_owned(), ToString::to_string);
+    let part = report
+        .part
+        .map_or_else(|| "the plan".to_owned(), |part| format!("part {part}"));
+    let seconds = report.time.as_secs_f64();
+    let made = format!(
+        "{part} of {output} is made: {} decoded, {seconds:.2} s",
+        bytes_text(report.bytes_decoded)
+    );
+    match &report.state {
+        PartState::Prepared => {
+            format!("{output} is planned in {parts} parts: make each with --part I/{parts}")
+        }
+        PartState::Made { missing } => {
+            format!(
+                "{made}\n{} of {parts} are missing: {}",
+                missing.len(),
+                numbers(missing)
+            )
+        }
+        PartState::Completed => format!("{made}\nall {parts} parts are made: {output} can be read"),
+        PartState::WasComplete => {
+            format!(
+                "{output} is complete already: all {parts} parts are made, and nothing was changed"
+            )
+        }
+        PartState::Refused => format!(
+            "nothing was written: {} of the arrays and groups in {input} cannot be re-encoded. --keep-going does \
+             the others, in all parts",
+            report.failures.len()
+        ),
+    }
+}
+
+/// Returns the first few of `numbers`, with commas between them.
+pub(crate) fn numbers(numbers: &[u64]) -> String {
+    const MOST: usize = 10;
+    let shown = numbers.iter().take(MOST).map(ToString::to_string);
+    let mut text = shown.collect::<Vec<_>>().join(", ");
+    if numbers.len() > MOST {
+        text += ", …";
+    }
+    text
+}
+
+pub(crate) fn part_json(report: &PartReport) -> Value {
+    let (state, missing) = match &report.state {
+        PartState::Prepared => ("prepared", None),
+        PartState::Made { missing } => ("made", Some(missing)),
+        PartState::Completed => ("completed", None),
+        PartState::WasComplete => ("was_complete", None),
+        PartState::Refused => ("refused", None),
+    };
+    json!({
+        "input": report.input,
+        "output": report.output.as_ref().map(ToString::to_string),
+        "part": report.part.map(|part| part.to_string()),
+        "parts": report.parts,
+        "arrays": report.arrays,
+        "state": state,
+        "missing": missing,
+        "bytes_decoded": report.bytes_decoded,
+        "seconds": report.time.as_secs_f64(),
+        "notes": report.notes,
     })
 }

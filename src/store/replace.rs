@@ -8,6 +8,8 @@
 //! sync the names above                                         as `Durable` asks
 //! ```
 //!
+//! A file that must replace no other is linked to NAME instead, which fails if the name is taken.
+//!
 //! The name of the temporary says which process writes it. The temporary is deleted if its process gives up,
 //! and stays if the process is killed. [`Unfinished`] tells leftovers apart from files that are being
 //! written.
@@ -114,6 +116,40 @@ impl NewFile {
         fs::rename(&self.temporary, path)?;
         // The temporary has its final name, so `drop` has nothing to delete.
         self.temporary = PathBuf::new();
+        self.sync_names(path, durable)
+    }
+
+    /// Gives the file the name `path`, beside which it was made, unless something has this name. Returns whether the
+    /// file has it now. Of several processes that call this, one gets `true`.
+    ///
+    /// The file gets the name by a hard link or, on file systems without such links, by a rename that fails if the
+    /// name is taken.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the file system has neither; the errors of the file system. `path` is then as it
+    /// was, unless the error is of syncing names.
+    pub fn create_at(mut self, path: &Path, durable: Durable<'_>) -> io::Result<bool> {
+        if durable != Durable::No {
+            self.file.sync_all()?;
+        }
+        match fs::hard_link(&self.temporary, path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+            // Linux says `PermissionDenied` for a file system without links.
+            Err(error) if has_no_links(&error) => {
+                if !rename_unless_taken(&self.temporary, path)? {
+                    return Ok(false);
+                }
+                self.temporary = PathBuf::new();
+            }
+            Err(error) => return Err(error),
+        }
+        self.sync_names(path, durable)?;
+        Ok(true)
+    }
+
+    /// Syncs the names of the file `path` and of new directories above it, as `durable` asks.
+    fn sync_names(&self, path: &Path, durable: Durable<'_>) -> io::Result<()> {
         let Durable::Below(root) = durable else {
             return Ok(());
         };
@@ -135,6 +171,40 @@ impl Drop for NewFile {
             let _ = fs::remove_file(&self.temporary); // the caller reports the error of the write
         }
     }
+}
+
+/// Returns whether `error` says that a file system has no hard links, or does not let this process make one.
+fn has_no_links(error: &io::Error) -> bool {
+    let kinds = [
+        ErrorKind::Unsupported,
+        ErrorKind::PermissionDenied,
+        ErrorKind::TooManyLinks,
+    ];
+    kinds.contains(&error.kind())
+}
+
+/// Renames `from` to `to`, unless something has this name. Returns whether it did.
+#[cfg(target_os = "linux")]
+fn rename_unless_taken(from: &Path, to: &Path) -> io::Result<bool> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use rustix::io::Errno;
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(no_creation()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn rename_unless_taken(_from: &Path, _to: &Path) -> io::Result<bool> {
+    Err(no_creation())
+}
+
+fn no_creation() -> io::Error {
+    let reason =
+        "the file system has neither hard links nor renames that fail if the name is taken";
+    io::Error::new(ErrorKind::Unsupported, reason)
 }
 
 /// Makes the missing directories above `path`. Returns the deepest directory that existed before.
@@ -222,6 +292,56 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), b"");
             fs::remove_dir_all(folder.path().join("c")).unwrap();
         }
+    }
+
+    /// Threads want one name: one of them gets it, by a link or by a rename, and its bytes stay.
+    #[test]
+    fn a_name_that_is_taken_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        for durable in [Durable::No, Durable::Bytes, Durable::Below(folder.path())] {
+            let path = folder.path().join("c/0/1");
+            let create = |number: u8| {
+                let new = NewFile::beside(&path).unwrap();
+                new.file().write_all(&[number]).unwrap();
+                new.create_at(&path, durable).unwrap().then_some(number)
+            };
+            let created = std::thread::scope(|scope| {
+                let threads = [1, 2, 3, 4].map(|number| scope.spawn(move || create(number)));
+                threads.map(|thread| thread.join().unwrap())
+            });
+            let winners: Vec<u8> = created.into_iter().flatten().collect();
+            assert_eq!(winners.len(), 1);
+            assert_eq!(fs::read(&path).unwrap(), winners);
+            assert_eq!(names(&folder.path().join("c/0")), ["1"]);
+            fs::remove_dir_all(folder.path().join("c")).unwrap();
+        }
+        // A directory and a link that leads nowhere take a name, too.
+        fs::create_dir(folder.path().join("d")).unwrap();
+        #[cfg(unix)]
+        std::os::unix::fs::symlink("nowhere", folder.path().join("l")).unwrap();
+        for name in [
+            "d",
+            #[cfg(unix)]
+            "l",
+        ] {
+            let path = folder.path().join(name);
+            let new = NewFile::beside(&path).unwrap();
+            assert!(!new.create_at(&path, Durable::Bytes).unwrap());
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_rename_replaces_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, other, to] = ["1", "2", "3"].map(|name| folder.path().join(name));
+        fs::write(&one, "1").unwrap();
+        fs::write(&other, "2").unwrap();
+        assert!(rename_unless_taken(&one, &to).unwrap());
+        assert!(!rename_unless_taken(&other, &to).unwrap());
+        assert_eq!(fs::read(&to).unwrap(), b"1");
+        assert_eq!(names(folder.path()), ["2", "3"]);
+        rename_unless_taken(&one, &folder.path().join("4")).unwrap_err();
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod measured;
 mod memory;
 mod no_dimensions;
 mod not_begun;
+mod parts;
 mod program;
 mod pyramid;
 mod reencode;

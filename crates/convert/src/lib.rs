@@ -57,6 +57,7 @@ mod reencode;
 #[cfg(feature = "remote")]
 mod remote;
 mod shard_file;
+mod shared_run;
 mod version2;
 mod watcher;
 
@@ -94,7 +95,10 @@ pub use self::chunks::ChunkCounts;
 pub use self::codec::SubchunkCodec;
 pub use self::failure::{Failure, FailureKind};
 pub use self::open::Place;
-pub use self::reencode::{ArrayReport, Copied, GroupReport, Reencode, Report, WrittenGroup};
+pub use self::reencode::{
+    ArrayReport, Copied, GroupReport, PartReport, PartState, Reencode, Report, Shared, WrittenGroup,
+};
 pub use self::reshard::{Layout, Reshard, Resharded};
 pub use self::shapes::Wishes;
+pub use self::shared_run::{MissingPart, Part, RunStatus, status};
 pub use self::watcher::{Event, Unit, Watcher};

@@ -1,7 +1,7 @@
 //! A directory as a store that replaces each value in one step, and the temporaries that killed processes
 //! left in it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use zarrs_storage::{
 };
 
 use crate::open::{Files, forward_listing};
+use crate::stored;
 use crate::words::counted;
 
 /// The paths of temporaries that were kept, because their processes may still run.
@@ -51,6 +52,23 @@ impl KeptTemporaries {
             first.display()
         ))
     }
+}
+
+/// Deletes the temporaries in `output` and below of processes that have ended. Returns the other temporaries.
+///
+/// # Errors
+/// A directory cannot be listed, or a temporary cannot be deleted.
+pub(crate) fn tidied(output: &Path) -> Result<KeptTemporaries, String> {
+    let mut left = KeptTemporaries::default();
+    let mut failed = None;
+    stored::files(output, |key, entry| {
+        if Unfinished::of(&key).is_some()
+            && let Err(error) = left.tidy(&entry.path())
+        {
+            failed = Some(format!("cannot delete {}: {error}", entry.path().display()));
+        }
+    })?;
+    failed.map_or(Ok(left), Err)
 }
 
 /// A directory as a store that replaces each value as a whole: readers see the old or the new value.
@@ -112,6 +130,19 @@ impl WritableStorageTraits for ReplacingFiles {
 }
 
 forward_listing!(ReplacingFiles, files);
+
+/// Makes everything in the file system of `directory` durable.
+#[cfg(target_os = "linux")]
+pub(crate) fn sync_all_files(directory: &Path) -> io::Result<()> {
+    Ok(rustix::fs::syncfs(File::open(directory)?)?)
+}
+
+/// Does nothing: each file was synced after it was written.
+#[cfg(not(target_os = "linux"))]
+#[allow(clippy::unnecessary_wraps, reason = "as elsewhere")]
+pub(crate) fn sync_all_files(_directory: &Path) -> io::Result<()> {
+    Ok(())
+}
 
 #[cfg(test)]
 mod tests {

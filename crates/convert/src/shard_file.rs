@@ -41,13 +41,25 @@ impl ShardFile {
         self.temporary.file()
     }
 
-    /// Writes the index, and replaces the shard at its path. If `syncs`, it first makes the file durable.
-    pub(crate) fn finish(self, index: &[u8], syncs: bool) -> io::Result<()> {
+    fn write_index(&self, index: &[u8]) -> io::Result<()> {
         let mut file = self.temporary.file();
         if self.has_index_first {
             file.seek(SeekFrom::Start(0))?;
         }
-        file.write_all(index)?;
+        file.write_all(index)
+    }
+
+    /// Writes the index, makes the file durable, and gives it its path, unless there is a shard.
+    pub(crate) fn create_shard(self, index: &[u8]) -> io::Result<()> {
+        self.write_index(index)?;
+        self.temporary
+            .create_at(&self.path, Durable::Bytes)
+            .map(drop)
+    }
+
+    /// Writes the index, and replaces the shard at its path. If `syncs`, it first makes the file durable.
+    pub(crate) fn finish(self, index: &[u8], syncs: bool) -> io::Result<()> {
+        self.write_index(index)?;
         let durable = if syncs { Durable::Bytes } else { Durable::No };
         self.temporary.rename_to(&self.path, durable)
     }

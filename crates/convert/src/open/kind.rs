@@ -209,10 +209,18 @@ pub fn must_be_free(
     Ok(())
 }
 
-/// Returns whether `key`, which may be the name of a file, is a lease or a lock file. A writer makes these beside
-/// an array, and they are no part of the array.
+/// The directory of the plan and the marks of a run in parts.
+pub const RUN: &str = ".zarrs-cuda-run";
+
+/// Returns whether `key` is that of the plan or a mark of a run in parts, or the name of their directory.
+pub fn is_of_run(key: &str) -> bool {
+    key.split('/').any(|name| name == RUN)
+}
+
+/// Returns whether `key`, which may be the name of a file, is a lease, a lock file, or the plan or a mark of a run in
+/// parts. A writer makes these beside an array, and they are no part of the array.
 pub fn is_of_writer(key: &str) -> bool {
-    ArrayLease::is_key(key) || LockFile::is_key(key)
+    ArrayLease::is_key(key) || LockFile::is_key(key) || is_of_run(key)
 }
 
 /// Returns the failure to make `what` at `shown`, because `entry` is there.

@@ -13,6 +13,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
@@ -23,7 +24,8 @@ use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StoreKe
 pub use self::files::{Files, is_missing, no_file, read_file};
 pub(crate) use self::forward::{forward_listing, forward_writes};
 pub use self::kind::{
-    Kind, arrays_in, is_array, is_group, is_of_writer, must_be_free, parsed, unreadable,
+    Kind, RUN, arrays_in, is_array, is_group, is_of_run, is_of_writer, must_be_free, parsed,
+    unreadable,
 };
 use self::lenient::Lenient;
 pub use self::lenient::repairs_of;
@@ -46,6 +48,9 @@ pub struct Opened {
 
 /// A function that lists the keys of all objects, and their sizes in bytes.
 pub type Sizes = Box<dyn Fn() -> Result<Vec<(String, u64)>, StorageError> + Send + Sync>;
+
+/// A function that lists the keys of all objects, and the times at which they were stored.
+pub type Times = Box<dyn Fn() -> Result<Vec<(String, SystemTime)>, StorageError> + Send + Sync>;
 
 impl Opened {
     /// Checks that zarrs read the metadata exactly as they are stored. Call it before the array is changed;
@@ -148,6 +153,8 @@ pub struct Stores {
     pub files: Option<Arc<FilesystemStore>>,
     /// Lists the keys of all objects and their sizes in bytes; `None` for a directory.
     pub sizes: Option<Sizes>,
+    /// Lists the keys of all objects and the times at which they were stored; `None` for a directory.
+    pub times: Option<Times>,
     /// The same store with conditional requests; `None` if the store does not support them.
     pub conditional: Option<Arc<dyn ConditionalStore>>,
     lenient: Arc<Lenient>,
@@ -160,6 +167,7 @@ impl Stores {
             store: lenient.clone(),
             files,
             sizes,
+            times: None,
             conditional: None,
             lenient,
         }
@@ -245,7 +253,16 @@ fn remote(place: &Place, url: &str) -> Result<Stores, Failure> {
         })?;
         Ok(sizes)
     });
+    let listed = remote.clone();
+    let times: Times = Box::new(move || {
+        let mut times = Vec::new();
+        listed.for_each_object(&StorePrefix::root(), |object| {
+            times.push((object.location.to_string(), object.last_modified.into()));
+        })?;
+        Ok(times)
+    });
     Ok(Stores {
+        times: Some(times),
         conditional: Some(remote.clone()),
         ..Stores::new(remote, None, Some(sizes))
     })

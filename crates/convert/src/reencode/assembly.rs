@@ -37,6 +37,8 @@ pub(super) struct Assembly<'a> {
     end: u64,
     options: CodecOptions,
     sink: Option<Sink>,
+    /// Whether a shard that is there stays.
+    creates: bool,
 }
 
 /// The destination of the shard's bytes. It is made when there are bytes.
@@ -88,7 +90,14 @@ impl<'a> Assembly<'a> {
             end,
             options,
             sink: None,
+            creates: false,
         })
+    }
+
+    /// Lets a shard that is there stay.
+    pub(super) fn that_creates(mut self, creates: bool) -> Self {
+        self.creates = creates;
+        self
     }
 
     /// Encodes and adds `part`, a box of the array that consists of subchunks of this shard. `bytes` are its
@@ -187,6 +196,9 @@ impl<'a> Assembly<'a> {
         let index = index.map_err(Failure::to(&doing))?;
         let is_first = self.format.index_location() == ShardingIndexLocation::Start;
         match sink {
+            Sink::File(shard) if self.creates => {
+                shard.create_shard(&index).map_err(Failure::to(&doing))
+            }
             Sink::File(shard) => shard.finish(&index, true).map_err(Failure::to(&doing)),
             Sink::Memory(mut bytes) => {
                 match bytes.get_mut(..index.len()) {

@@ -106,6 +106,15 @@ pub(super) fn copy(
         let (sender, receiver) = mpsc::sync_channel(0);
         scope.spawn(move || {
             for (indices, region) in covered.shards() {
+                match stored.goes_on() {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    Err(failure) => {
+                        let part = region.clone();
+                        let _ = sender.send((indices, region, part, Some(Err(failure)), true));
+                        return;
+                    }
+                }
                 let is_written = match stored.has(&indices, &region) {
                     Ok(is_written) => is_written,
                     Err(failure) => {
@@ -158,7 +167,8 @@ pub(super) fn copy(
                             &indices,
                             region.clone(),
                             parts.options(),
-                        )?,
+                        )?
+                        .that_creates(stored.is_shared()),
                     };
                     shard.add(&part, bytes)?;
                     if is_last {

@@ -3,6 +3,8 @@
 //!
 //! All other shards have only the fill value in both arrays, and are neither read nor written.
 
+use std::ops::Range;
+
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::Shards;
 
@@ -20,6 +22,8 @@ pub(super) struct Covered<'a> {
     /// The positions of the shards in the grid, sorted; `None` for all shards, because no listing tells the
     /// stored chunks.
     positions: Option<Vec<u128>>,
+    /// The positions that this run works on; of `positions`, only these are kept.
+    within: Range<u128>,
 }
 
 impl<'a> Covered<'a> {
@@ -36,6 +40,7 @@ impl<'a> Covered<'a> {
         let grid = Grid::of(output)?;
         let mut covered = Self {
             output,
+            within: 0..grid.len(),
             grid,
             positions: None,
         };
@@ -61,35 +66,53 @@ impl<'a> Covered<'a> {
         Ok(covered)
     }
 
+    /// Keeps only the shards at the positions `within`.
+    pub(super) fn within(mut self, within: Range<u128>) -> Self {
+        if let Some(positions) = &mut self.positions {
+            positions.retain(|position| within.contains(position));
+        }
+        let len = self.grid.len();
+        self.within = within.start.min(len)..within.end.min(len);
+        self
+    }
+
     /// Returns the number of shards to work on.
     pub(super) fn len(&self) -> u128 {
         match &self.positions {
             Some(positions) => positions.len() as u128,
-            None => self.grid.len(),
+            None => self.within.end.saturating_sub(self.within.start),
         }
+    }
+
+    /// Returns the position of each shard in the grid, and the number of its elements within the array.
+    pub(super) fn sizes(&self) -> impl Iterator<Item = (u128, u64)> + Clone {
+        self.regions()
+            .map(|(position, _, region)| (position, region.num_elements()))
     }
 
     /// Returns the indices of each shard, and its region within the array.
     pub(super) fn shards(&self) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
+        self.regions().map(|(_, indices, region)| (indices, region))
+    }
+
+    fn regions(&self) -> impl Iterator<Item = (u128, Vec<u64>, ArraySubset)> + Clone {
         (0..self.len()).filter_map(|number| {
             let position = match &self.positions {
                 Some(positions) => *positions.get(usize::try_from(number).ok()?)?,
-                None => number,
+                None => self.within.start + number,
             };
             let indices = self.grid.indices(position);
             let region = self.output.chunk_subset_bounded(&indices).ok()?; // it is in the grid
-            Some((indices, region))
+            Some((position, indices, region))
         })
     }
 
     /// Returns the number of elements in these shards.
     pub(super) fn elements(&self) -> u64 {
-        match &self.positions {
-            Some(_) => {
-                let regions = self.shards().map(|(_, region)| region.num_elements());
-                regions.fold(0, u64::saturating_add)
-            }
-            None => volume(self.output.shape()),
+        if self.positions.is_none() && self.within == (0..self.grid.len()) {
+            return volume(self.output.shape());
         }
+        let regions = self.shards().map(|(_, region)| region.num_elements());
+        regions.fold(0, u64::saturating_add)
     }
 }

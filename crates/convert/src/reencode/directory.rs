@@ -12,7 +12,7 @@ use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use super::same_run;
 use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::failure::Failure;
-use crate::open::{is_array, is_group, is_of_writer, read_file};
+use crate::open::{is_array, is_group, is_of_run, is_of_writer, read_file};
 use crate::replace::KeptTemporaries;
 
 /// Returns the state of the directory. A marker that `claim` has just made does not count.
@@ -134,7 +134,8 @@ fn files(path: &Path) -> io::Result<Files> {
             let file_type = entry.file_type()?;
             let name = entry.file_name();
             let name = name.to_str().unwrap_or("?");
-            if ArrayLease::is_key(name) && !file_type.is_symlink() {
+            let is_kept = ArrayLease::is_key(name) || is_of_run(name);
+            if is_kept && !file_type.is_symlink() {
                 continue; // not a part of the array
             }
             if LockFile::is_key(name) && file_type.is_file() {

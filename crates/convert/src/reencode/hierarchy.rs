@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
-use zarrs_cuda::maintenance::ArrayLease;
 use zarrs_storage::{StoreKey, StorePrefix};
 
 use super::found::{self, GROUP_METADATA, prefix_of};
+use super::groups::of_groups;
 use super::readable::unreadable;
 use super::report::{GroupReport, WrittenGroup};
 use super::same_run::Run;
@@ -23,13 +23,13 @@ use crate::watcher::{Event, Watcher};
 use crate::words::counted;
 
 /// A group or an array of the input.
-struct Member {
+pub(super) struct Member {
     /// The path relative to the root, without a slash in front.
-    path: String,
-    node: Node,
+    pub(super) path: String,
+    pub(super) node: Node,
 }
 
-enum Node {
+pub(super) enum Node {
     Array,
     Group {
         /// The metadata in Zarr v3, without consolidated metadata, which describe the input.
@@ -152,7 +152,7 @@ fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure>
 
 /// Returns a failure for each node that the consolidated metadata of the root list and that does not exist.
 /// xarray would read such a node, because it reads no other metadata.
-fn listed_alone(
+pub(super) fn listed_alone(
     input: &Place,
     store: &Store,
     paths: &BTreeSet<&str>,
@@ -189,7 +189,7 @@ fn encoded_names(input: &Place, members: &[Member]) -> Vec<String> {
 }
 
 /// Returns a note about the files and directories of the input that are no part of the hierarchy.
-fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
+pub(super) fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
     let first = left_out.first()?;
     Some(format!(
         "note: {} of {input} not copied, because it is no part of the hierarchy: {first}{}",
@@ -203,7 +203,7 @@ fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
 }
 
 /// Returns the plans for all arrays that can be re-encoded, and the failures of the others.
-fn plans<'a>(
+pub(super) fn plans<'a>(
     settings: &'a Reencode,
     watcher: &'a dyn Watcher,
     members: &[Member],
@@ -215,12 +215,7 @@ fn plans<'a>(
             Node::Group { .. } => {}
             Node::Unreadable(failure) => failed.push(failure.clone()),
             Node::Array => {
-                let job = Job {
-                    settings,
-                    watcher,
-                    input: settings.input.join(&member.path),
-                    output: settings.output.join(&member.path),
-                };
+                let job = Job::new(settings, watcher, &member.path);
                 let is_stale = changes.is_some_and(|changes| changes.has(&member.path));
                 match job.plan(is_stale) {
                     Ok(plan) => {
@@ -249,70 +244,20 @@ fn within_array(plan: &Plan<'_>) -> Option<Failure> {
 
 /// Makes the groups visible to readers, the deepest first. Returns the number of groups.
 fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<usize, Failure> {
-    let mut written: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
-    let read = |path: &str, text: &[u8]| {
-        serde_json::from_slice::<Box<RawValue>>(text).map_err(Failure::to(format_args!(
-            "understand the metadata of {path}"
-        )))
-    };
-    let consolidates = members.iter().any(|member| {
-        matches!(
-            member.node,
-            Node::Group {
-                is_consolidated: true,
-                ..
-            }
-        )
-    });
-    if consolidates {
-        for member in members
-            .iter()
-            .filter(|member| matches!(member.node, Node::Array))
-        {
-            // An array that failed has no metadata in the output.
-            if let Some(text) = root.metadata(&member.path)? {
-                written.insert(&member.path, read(&member.path, &text)?);
-            }
+    // An array that failed has no metadata in the output.
+    let groups = of_groups(members, |path| root.metadata(path))?;
+    for (path, metadata) in &groups {
+        match *path {
+            "" => begun.show(metadata)?,
+            path => root.write_group(path, metadata)?,
         }
     }
-    let mut groups = 0;
-    for member in members.iter().rev() {
-        let Node::Group {
-            metadata,
-            is_consolidated,
-        } = &member.node
-        else {
-            continue;
-        };
-        groups += 1;
-        let metadata = if *is_consolidated {
-            let prefix = prefix_of(&member.path);
-            let below = written
-                .iter()
-                .filter_map(|(path, text)| Some((path.strip_prefix(&*prefix)?, &**text)));
-            consolidated::with(metadata, below).map_err(|error| {
-                let path = &member.path;
-                Failure::failed(format!(
-                    "cannot consolidate the metadata of {path}: {error}"
-                ))
-            })?
-        } else {
-            metadata.clone()
-        };
-        match &*member.path {
-            "" => begun.show(&metadata)?,
-            path => {
-                root.write_group(path, &metadata)?;
-                written.insert(path, read(path, &metadata)?);
-            }
-        }
-    }
-    Ok(groups)
+    Ok(groups.len())
 }
 
 /// Returns all nodes of the input, the root first, and the paths of files and directories that are no part of
 /// the hierarchy.
-fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), Failure> {
+pub(super) fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), Failure> {
     let (mut members, mut left_out) = (Vec::new(), Vec::new());
     let mut paths = vec![String::new()];
     while let Some(path) = paths.pop() {
@@ -405,7 +350,7 @@ fn children(
     let mut children = Vec::new();
     for child in listed.prefixes() {
         let child = child.as_str().trim_end_matches('/');
-        if ArrayLease::is_key(child) {
+        if is_of_writer(child) {
             continue;
         }
         if let Place::Directory(root) = input {

@@ -16,7 +16,9 @@ mod copy;
 mod covered;
 mod directory;
 mod found;
+mod groups;
 mod hierarchy;
+mod in_parts;
 mod objects;
 mod readable;
 mod report;
@@ -27,6 +29,8 @@ mod target;
 mod verify;
 mod xarray;
 
+use std::num::NonZeroU64;
+
 use zarrs::array::ArraySubset;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_codec::ArrayToBytesCodecTraits;
@@ -36,7 +40,9 @@ use self::arrays::{Input, OutputArray, describe, metadata_json};
 use self::copy::copy;
 use self::covered::Covered;
 use self::found::Node;
-pub use self::report::{ArrayReport, Copied, GroupReport, Report, WrittenGroup};
+pub use self::report::{
+    ArrayReport, Copied, GroupReport, PartReport, PartState, Report, WrittenGroup,
+};
 use self::resume::Stored;
 use self::same_run::Run;
 use self::shapes::Shapes;
@@ -52,6 +58,7 @@ use crate::extensions;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::shapes::{Wishes, volume};
+use crate::shared_run::Part;
 use crate::watcher::{Event, Watcher};
 
 /// Re-encodes any Zarr v2 or v3 array, or all arrays of a group, as sharded arrays of Zarr v3.
@@ -121,6 +128,9 @@ pub struct Reencode {
     /// Whether the run continues an interrupted run of the same settings, and keeps the shards of `output`
     /// that are whole. It excludes `overwrite`.
     pub resume: bool,
+    /// Whether the run plans the parts of a run of several processes, or makes one of them. It excludes `resume` and
+    /// `verify`; `overwrite` is for [`Shared::Prepare`] alone.
+    pub shared: Option<Shared>,
     /// The engines that encode and decode shards, and the memory for buffers.
     pub options: Options,
     /// The number of threads that decode and encode at once: one or more.
@@ -144,6 +154,7 @@ impl Reencode {
             allow_empty: false,
             overwrite: false,
             resume: false,
+            shared: None,
             options: Options::default(),
             threads: rayon::current_num_threads(),
         }
@@ -168,16 +179,13 @@ impl Reencode {
         }
         must_lie_apart(&self.input, &self.output)?;
         must_not_be_in_an_array(&self.output)?;
+        if let Some(shared) = self.shared {
+            return in_parts::run(self, shared, watcher).map(Report::Part);
+        }
         if self.recursive {
             return hierarchy::run(self, watcher).map(Report::Group);
         }
-        let job = Job {
-            settings: self,
-            watcher,
-            input: self.input.clone(),
-            output: self.output.clone(),
-        };
-        let report = job.plan(false)?.run()?;
+        let report = Job::new(self, watcher, "").plan(false)?.run()?;
         Ok(Report::Array(Box::new(report)))
     }
 
@@ -193,6 +201,18 @@ impl Reencode {
     }
 }
 
+/// The work of one process in a run of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    /// The process plans the parts, and makes none.
+    Prepare {
+        /// The number of parts.
+        parts: NonZeroU64,
+    },
+    /// The process makes this part. It plans the run if no other process has.
+    Part(Part),
+}
+
 /// The existing outputs to which a run may write.
 #[derive(Clone, Copy)]
 struct Mode {
@@ -206,8 +226,23 @@ struct Mode {
 struct Job<'a> {
     settings: &'a Reencode,
     watcher: &'a dyn Watcher,
+    /// The path of the array in the group that is re-encoded; empty for the array that is re-encoded by itself.
+    path: String,
     input: Place,
     output: Place,
+}
+
+impl<'a> Job<'a> {
+    /// Returns the job for the array at `path` in the input.
+    fn new(settings: &'a Reencode, watcher: &'a dyn Watcher, path: &str) -> Self {
+        Self {
+            settings,
+            watcher,
+            path: path.to_owned(),
+            input: settings.input.join(path),
+            output: settings.output.join(path),
+        }
+    }
 }
 
 /// Returns the failure of a run that the user stopped while it was planned.
@@ -278,7 +313,9 @@ impl<'a> Job<'a> {
             };
         }
         if !is_done {
-            target.check(mode, &run)?;
+            if self.settings.shared.is_none() {
+                target.check(mode, &run)?;
+            }
             self.must_be_read(&chunks, &input, &shapes)?;
         }
         Ok(Plan {

@@ -9,6 +9,7 @@ use crate::chunks::ChunkCounts;
 use crate::codec::SubchunkCodec;
 use crate::failure::Failure;
 use crate::open::Place;
+use crate::shared_run::Part;
 
 /// The report of a run.
 #[derive(Clone, Debug)]
@@ -17,6 +18,52 @@ pub enum Report {
     Array(Box<ArrayReport>),
     /// The run re-encoded a group, or some of its arrays.
     Group(GroupReport),
+    /// The run made a part, or planned the parts.
+    Part(PartReport),
+}
+
+/// The report of one part of a run, or of its plan.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PartReport {
+    /// The part; `None` if the parts were planned.
+    pub part: Option<Part>,
+    /// The number of parts.
+    pub parts: NonZeroU64,
+    /// The place that was read.
+    pub input: String,
+    /// The place that was written; `None` if there is nothing to write.
+    pub output: Option<Place>,
+    /// The number of arrays of the whole run.
+    pub arrays: usize,
+    /// The number of bytes of all elements that were read.
+    pub bytes_decoded: u64,
+    /// The time that the part took.
+    pub time: Duration,
+    /// The state of the part, and of the run.
+    pub state: PartState,
+    /// Lines for people about temporaries that could not be deleted.
+    pub notes: Vec<String>,
+    /// A failure for each array or group that cannot be re-encoded.
+    pub failures: Vec<Failure>,
+}
+
+/// The state of a part, and of its run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PartState {
+    /// The parts are planned.
+    Prepared,
+    /// The part is made. The parts `missing`, which count from 1, are not.
+    Made {
+        /// The parts that are not made.
+        missing: Vec<u64>,
+    },
+    /// The part was the last one: readers see the output now.
+    Completed,
+    /// The output was complete before.
+    WasComplete,
+    /// Nothing was written, because of failures.
+    Refused,
 }
 
 /// The report of one array.

@@ -8,6 +8,7 @@ use super::arrays::{Input, OutputArray};
 use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::Store;
+use crate::shared_run::SharedRun;
 
 /// The shards of the output that an earlier run stored.
 pub(super) struct Stored<'a> {
@@ -17,6 +18,8 @@ pub(super) struct Stored<'a> {
     shards: Option<Shards<'a, Store>>,
     /// The keys of the input that were written since the earlier run began.
     changes: Option<&'a Changes>,
+    /// The run in parts, if this is a part of one.
+    shared: Option<&'a SharedRun>,
 }
 
 impl<'a> Stored<'a> {
@@ -36,7 +39,34 @@ impl<'a> Stored<'a> {
             input,
             shards,
             changes,
+            shared: None,
         })
+    }
+
+    /// Returns the shards of `output` that any process of the run `shared` has stored.
+    pub(super) fn of_part(
+        job: &Job<'_>,
+        input: &'a Input,
+        output: &'a OutputArray,
+        shared: &'a SharedRun,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            place: job.output.to_string(),
+            input,
+            shards: Some(Shards::of(output)?),
+            changes: None,
+            shared: Some(shared),
+        })
+    }
+
+    /// Returns whether this is a part of a run, whose shards are created and never replaced.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Returns whether the run goes on: another process may have completed it.
+    pub(super) fn goes_on(&self) -> Result<bool, Failure> {
+        self.shared.map_or(Ok(true), SharedRun::goes_on)
     }
 
     /// Returns whether the shard with these indices, which covers `region`, is stored and [whole](is_whole),
@@ -50,7 +80,17 @@ impl<'a> Stored<'a> {
             "tell whether the shard {indices:?} of {} is whole",
             self.place
         )))?;
-        Ok(found.is_some_and(|shard| is_whole(&shard)) && !self.is_changed(region))
+        let Some(shard) = found else {
+            return Ok(false);
+        };
+        if !is_whole(&shard) && self.is_shared() {
+            return Err(Failure::not_well(format!(
+                "the shard {indices:?} of {} is not whole, and a run in parts replaces no shard",
+                self.place
+            ))
+            .with_remedy("delete the shard, and do this part again"));
+        }
+        Ok(is_whole(&shard) && !self.is_changed(region))
     }
 
     fn is_changed(&self, region: &ArraySubset) -> bool {

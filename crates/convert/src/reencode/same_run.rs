@@ -71,6 +71,11 @@ impl Run {
         }
     }
 
+    /// Returns the arguments that affect the output, by the names of their options.
+    pub(super) fn arguments(&self) -> &Map<String, Value> {
+        &self.arguments
+    }
+
     /// Returns the metadata that the output will have.
     pub(super) fn metadata(&self) -> &[u8] {
         &self.metadata

@@ -13,6 +13,7 @@ use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::{self, Place, Store};
 use crate::replace::{KeptTemporaries, ReplacingFiles};
+use crate::shared_run;
 
 /// The place of an output, which is an array or a group.
 pub(super) struct Target {
@@ -33,6 +34,11 @@ impl Target {
         })
     }
 
+    /// Returns the state of the target.
+    pub(super) fn look_at(&self) -> Result<Found, Failure> {
+        self.look(None)
+    }
+
     fn look(&self, claim: Option<&Claim>) -> Result<Found, Failure> {
         match &self.place {
             Place::Directory(path) => directory::look(path, claim),
@@ -40,8 +46,20 @@ impl Target {
         }
     }
 
+    /// Checks that no run in parts makes this output, unless this run replaces it.
+    fn must_not_be_in_parts(&self, mode: Mode) -> Result<(), Failure> {
+        if mode.overwrite || !shared_run::is_begun(&self.place, &self.store)? {
+            return Ok(());
+        }
+        Err(Failure::failed(format!("{} is being made in parts", self.place)).with_remedy(
+            "`zarrs-cuda status OUT` tells the parts that are missing: make these with --part; or name another OUT; or \
+             begin again with --overwrite, when no part runs",
+        ))
+    }
+
     /// Checks that `run` may write an array to this target. Writes nothing.
     pub(super) fn check(&self, mode: Mode, run: &Run) -> Result<(), Failure> {
+        self.must_not_be_in_parts(mode)?;
         let found = self.look(None)?;
         found.start(mode, run, &self.place, Node::Array)?;
         Ok(())
@@ -56,6 +74,7 @@ impl Target {
         run: &Run,
         members: &BTreeSet<&str>,
     ) -> Result<Option<Changes>, Failure> {
+        self.must_not_be_in_parts(mode)?;
         let found = self.look(None)?;
         let start = found.start(mode, run, &self.place, Node::Group)?;
         let nodes = self.nodes()?;
@@ -88,6 +107,11 @@ impl Target {
         run: &'a Run,
         node: Node,
     ) -> Result<Begun<'a>, Failure> {
+        self.must_not_be_in_parts(mode)?;
+        if mode.overwrite {
+            // Otherwise a part of an earlier run could take this output for that of its own run.
+            shared_run::forget(&self.place, &self.store)?;
+        }
         let claim = match &self.place {
             Place::Directory(path) => Some(directory::claim(path)?),
             Place::Url(_) => None,

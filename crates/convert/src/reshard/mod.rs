@@ -42,6 +42,7 @@ use crate::extensions;
 use crate::failure::Failure;
 use crate::grid::number_of;
 use crate::open::{self, Place, read_file};
+use crate::replace::tidied;
 use crate::shapes::edges;
 use crate::stored::{self, Keys};
 use crate::watcher::{Step, Unit, Watcher};
@@ -250,7 +251,7 @@ fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> 
     if begun.resumes {
         copy::delete_stale(&plan, &objects, &target).map_err(Failure::failed)?;
     }
-    let left = target::tidy(output).map_err(Failure::failed)?;
+    let left = tidied(output).map_err(Failure::failed)?;
     target::publish(output, begun.claim, &metadata).map_err(|error| cannot("complete", &error))?;
     let notes = left.note().into_iter();
     let notes = notes.chain(consolidated::stale_above(&settings.output, &[]));

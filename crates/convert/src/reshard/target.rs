@@ -1,6 +1,5 @@
 //! The directory of OUT: its state before the run, and how the run makes it an array.
 
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::open::read_file;
-use crate::replace::KeptTemporaries;
+use crate::replace::sync_all_files;
 use crate::stored;
 
 /// The file that marks OUT as incomplete. It has the metadata that OUT will have, and the evidence of IN.
@@ -170,37 +169,10 @@ pub(super) fn begin(
     })
 }
 
-/// Deletes the temporaries of runs that have ended, and returns the other temporaries.
-pub(super) fn tidy(output: &Path) -> Result<KeptTemporaries, String> {
-    let mut left = KeptTemporaries::default();
-    let mut failed = None;
-    stored::files(output, |key, entry| {
-        if Unfinished::of(&key).is_some()
-            && let Err(error) = left.tidy(&entry.path())
-        {
-            failed = Some(format!("cannot delete {}: {error}", entry.path().display()));
-        }
-    })?;
-    failed.map_or(Ok(left), Err)
-}
-
 /// Makes all written objects durable, and then makes OUT an array.
 pub(super) fn publish(output: &Path, claim: Claim, metadata: &str) -> io::Result<()> {
-    sync_all(output)?;
+    sync_all_files(output)?;
     replace(&output.join(METADATA), metadata.as_bytes(), Durable::Bytes)?;
-    sync_all(output)?;
+    sync_all_files(output)?;
     claim.remove()
-}
-
-/// Makes everything in the file system of `directory` durable.
-#[cfg(target_os = "linux")]
-fn sync_all(directory: &Path) -> io::Result<()> {
-    Ok(rustix::fs::syncfs(File::open(directory)?)?)
-}
-
-/// Does nothing: each file was synced after it was written.
-#[cfg(not(target_os = "linux"))]
-#[allow(clippy::unnecessary_wraps, reason = "as elsewhere")]
-fn sync_all(_directory: &Path) -> io::Result<()> {
-    Ok(())
 }

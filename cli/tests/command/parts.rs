@@ -1,0 +1,482 @@
+//! Runs in parts: killed, repeated, doubled, and mixed with others.
+#![cfg(unix)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use zarrs::array::{ArrayBuilder, data_type};
+use zarrs::group::GroupBuilder;
+use zarrs_cuda_testing::{Rng, effort};
+
+use crate::arrays::store;
+use crate::program::{files, program, said, said_with_code};
+
+/// How many processes are killed before all may end.
+const KILLS: u32 = 30;
+
+/// Makes a group with arrays of several sizes; one of them has chunks without stored elements.
+fn group(path: &Path) {
+    let store = store(path);
+    let group = |at: &str| {
+        GroupBuilder::new()
+            .build(store.clone(), at)
+            .unwrap()
+            .store_metadata()
+            .unwrap();
+    };
+    group("/");
+    group("/deep");
+    for (at, rows, first) in [("/a", 40_u64, 0), ("/deep/b", 24, 12), ("/c", 8, 0)] {
+        let shape = vec![rows, 8];
+        let builder = ArrayBuilder::new(shape, vec![4, 8], data_type::uint16(), 0_u16);
+        let array = builder.build(store.clone(), at).unwrap();
+        array.store_metadata().unwrap();
+        let elements: Vec<u16> = (0..(rows - first) * 8).map(|n| n as u16 + 1).collect();
+        array
+            .store_array_subset(&[first..rows, 0..8], elements)
+            .unwrap();
+    }
+}
+
+/// A folder with IN, a group, and the output of one run.
+struct Case {
+    folder: TempDir,
+}
+
+impl Case {
+    fn new() -> Self {
+        let this = Self {
+            folder: TempDir::new().unwrap(),
+        };
+        group(&this.path("in"));
+        this.run("one", "", 0);
+        this
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn arguments(&self, out: &str, more: &str) -> Vec<std::ffi::OsString> {
+        let mut arguments = vec![
+            "reencode".into(),
+            self.path("in").into(),
+            self.path(out).into(),
+        ];
+        let rest = "--recursive --shard 8,8 --subchunk 4,4 --threads 1";
+        let words = rest
+            .split(' ')
+            .chain(more.split(' '))
+            .filter(|word| !word.is_empty());
+        arguments.extend(words.map(Into::into));
+        arguments
+    }
+
+    fn run(&self, out: &str, more: &str, code: i32) -> String {
+        let output = program().args(self.arguments(out, more)).output().unwrap();
+        said_with_code(&output, code)
+    }
+
+    fn spawn(&self, out: &str, more: &str) -> Child {
+        let mut command = program();
+        command.args(self.arguments(out, more));
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    fn status(&self, out: &str) -> Value {
+        let output = program()
+            .arg("status")
+            .arg(self.path(out))
+            .arg("--json")
+            .output()
+            .unwrap();
+        said_with_code(&output, 0);
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        json["status"].clone()
+    }
+
+    /// Returns the files of an output and their bytes, without the record of a complete run.
+    fn output(&self, out: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+        let root = self.path(out);
+        let files = files(&root).into_iter();
+        let files = files.map(|file| (file.strip_prefix(&root).unwrap().to_path_buf(), file));
+        let files = files.filter(|(name, _)| !name.starts_with(".zarrs-cuda-run"));
+        files
+            .map(|(name, file)| (name, fs::read(file).unwrap()))
+            .collect()
+    }
+
+    fn must_be_complete(&self, out: &str) {
+        let (output, one) = (self.output(out), self.output("one"));
+        let names = |files: &BTreeMap<PathBuf, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&output), names(&one));
+        assert!(output == one, "files with other bytes");
+        let left = files(&self.path(out).join(".zarrs-cuda-run"));
+        let left: Vec<_> = left.iter().map(|path| path.file_name().unwrap()).collect();
+        assert_eq!(left, ["done.json"]);
+        assert_eq!(self.status(out)["is_complete"], true);
+    }
+}
+
+#[test]
+fn parts_make_the_output_of_one_run() {
+    for parts in [1_u64, 2, 3, 7, 30] {
+        let case = Case::new();
+        let mut order: Vec<u64> = (1..=parts).collect();
+        let mut rng = Rng(effort::seed());
+        for n in (1..order.len()).rev() {
+            order.swap(n, rng.below(n as u64 + 1) as usize);
+        }
+        for (done, part) in order.iter().enumerate() {
+            let said = case.run("out", &format!("--part {part}/{parts}"), 0);
+            let is_last = done + 1 == order.len();
+            assert_eq!(said.contains("can be read"), is_last, "{said}");
+            assert_eq!(case.path("out/zarr.json").exists(), is_last);
+            let missing = case.status("out")["missing"].as_array().unwrap().len();
+            assert_eq!(missing, order.len() - done - 1);
+        }
+        case.must_be_complete("out");
+        // After the end, a part changes nothing, and says so.
+        let said = case.run("out", &format!("--part 1/{parts}"), 0);
+        assert!(said.contains("complete already"), "{said}");
+        case.must_be_complete("out");
+    }
+}
+
+#[test]
+fn killed_doubled_and_repeated() {
+    let case = Case::new();
+    let mut rng = Rng(effort::seed());
+    let parts = 3 + rng.below(3);
+    let mut kills = 0;
+    let mut run = 0;
+    while kills < effort::times(KILLS) {
+        run += 1;
+        let out = format!("out{run}");
+        loop {
+            let number = 1 + rng.below(3);
+            let mut children: Vec<Child> = (0..number)
+                .map(|_| {
+                    let part = 1 + rng.below(parts);
+                    case.spawn(&out, &format!("--part {part}/{parts}"))
+                })
+                .collect();
+            for child in &mut children {
+                if rng.one_in(2) {
+                    sleep(Duration::from_micros(rng.below(12_000)));
+                    child.kill().unwrap();
+                    kills += 1;
+                }
+            }
+            for child in children {
+                let output = child.wait_with_output().unwrap();
+                let errors = String::from_utf8_lossy(&output.stderr);
+                let is_killed =
+                    std::os::unix::process::ExitStatusExt::signal(&output.status) == Some(9);
+                assert!(output.status.success() || is_killed, "{errors}");
+            }
+            let is_shown = case.path(&out).join("zarr.json").exists();
+            if is_shown || run == 40 {
+                break;
+            }
+        }
+        for part in 1..=parts {
+            case.run(&out, &format!("--part {part}/{parts}"), 0);
+        }
+        case.must_be_complete(&out);
+    }
+}
+
+#[test]
+fn both_last_parts_at_once() {
+    let case = Case::new();
+    for run in 0..10 {
+        let out = format!("out{run}");
+        case.run(&out, "--part 2/3", 0);
+        let children =
+            ["1/3", "3/3", "1/3"].map(|part| case.spawn(&out, &format!("--part {part}")));
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{errors}");
+        }
+        case.must_be_complete(&out);
+    }
+}
+
+/// A process that was killed between two of the last steps: any part, and `status --finish`, do the others.
+#[test]
+fn interrupted_at_the_end() {
+    let case = Case::new();
+    let directory = case.path("out/.zarrs-cuda-run");
+    let copy = case.path("kept");
+    fs::create_dir(&copy).unwrap();
+    case.run("out", "--part 1/2", 0);
+    let keep = |name: &str| fs::copy(directory.join(name), copy.join(name)).unwrap();
+    keep("plan.json");
+    keep("part-1");
+    fs::remove_file(directory.join("part-1")).unwrap();
+    case.run("out", "--part 2/2", 0);
+    keep("part-2");
+    case.run("out", "--part 1/2", 0);
+    case.must_be_complete("out");
+    // The steps: arrays, groups, the root, the record, the plan, the marks.
+    let metadata = [
+        "a/zarr.json",
+        "c/zarr.json",
+        "deep/b/zarr.json",
+        "deep/zarr.json",
+        "zarr.json",
+    ];
+    for steps in 0..=metadata.len() + 2 {
+        for finish in [true, false] {
+            for name in metadata.iter().skip(steps) {
+                fs::remove_file(case.path("out").join(name)).unwrap();
+            }
+            if steps <= metadata.len() {
+                fs::remove_file(directory.join("done.json")).unwrap();
+            }
+            for name in ["plan.json", "part-1", "part-2"] {
+                if name != "plan.json" || steps < metadata.len() + 2 {
+                    fs::copy(copy.join(name), directory.join(name)).unwrap();
+                }
+            }
+            if finish {
+                let said = said(&[&"status", &case.path("out"), &"--finish"], 0);
+                assert!(said.contains("can be read"), "{said}");
+                if steps == metadata.len() + 2 {
+                    // Marks without a plan do no harm; a part deletes them.
+                    case.run("out", "--part 2/2", 0);
+                }
+            } else {
+                case.run("out", "--part 2/2", 0);
+            }
+            case.must_be_complete("out");
+        }
+    }
+}
+
+#[test]
+fn other_runs_are_refused_by_name() {
+    let case = Case::new();
+    case.run("out", "--part 1/3", 0);
+    let before = case.output("out");
+    for (more, name) in [
+        ("--part 1/4", "the number of parts is 3 there, and 4 here"),
+        (
+            "--part 2/3 --codec zstd:5",
+            "--codec is zstd:3 there, and zstd:5 here",
+        ),
+        (
+            "--part 2/3 --index start",
+            "--index is end there, and start here",
+        ),
+        ("--prepare 2", "the number of parts is 3 there, and 2 here"),
+        ("", "is being made in parts"),
+        ("--resume", "is being made in parts"),
+    ] {
+        let said = case.run("out", more, 1);
+        assert!(said.contains(name), "{said}");
+        assert!(said.contains("help: "), "{said}");
+    }
+    for more in [
+        "--part 1/3 --overwrite",
+        "--part 1/3 --resume",
+        "--part 1/3 --verify",
+        "--part 4/3",
+    ] {
+        case.run("out", more, 2);
+    }
+    // An array of IN has other metadata, and IN is another group.
+    let text = fs::read_to_string(case.path("in/a/zarr.json")).unwrap();
+    fs::write(
+        case.path("in/a/zarr.json"),
+        text.replace("\"attributes\": {}", "\"attributes\": {\"n\": 1}")
+            .replace("\"fill_value\": 0", "\"fill_value\": 3"),
+    )
+    .unwrap();
+    let said = case.run("out", "--part 2/3", 1);
+    assert!(said.contains("metadata"), "{said}");
+    fs::write(case.path("in/a/zarr.json"), text).unwrap();
+    group(&case.path("in2"));
+    let mut arguments = case.arguments("out", "--part 2/3");
+    arguments[1] = case.path("in2").into();
+    let output = program().args(arguments).output().unwrap();
+    let said = said_with_code(&output, 1);
+    assert!(said.contains("IN is ") && said.contains("in2"), "{said}");
+    assert_eq!(case.output("out"), before);
+    // A shard that is not whole is not replaced.
+    let shard = case
+        .output("out")
+        .into_keys()
+        .find(|name| !name.ends_with("zarr.json"));
+    let shard = case.path("out").join(shard.unwrap());
+    let bytes = fs::read(&shard).unwrap();
+    fs::write(&shard, "").unwrap();
+    let said = case.run("out", "--part 1/3", 3);
+    assert!(
+        said.contains("is not whole") && said.contains("delete the shard"),
+        "{said}"
+    );
+    fs::write(&shard, bytes).unwrap();
+    // A plan that cannot be read.
+    let plan = case.path("out/.zarrs-cuda-run/plan.json");
+    let text = fs::read(&plan).unwrap();
+    for (wrong, name) in [
+        ("", "understand"),
+        ("{}", "version"),
+        ("[1]", "version"),
+        (r#"{"zarrs_cuda_run": 2}"#, "version 2"),
+    ] {
+        fs::write(&plan, wrong).unwrap();
+        let said = case.run("out", "--part 2/3", 1);
+        assert!(said.contains("plan.json") && said.contains(name), "{said}");
+    }
+    fs::write(&plan, text).unwrap();
+    for part in 1..=3 {
+        case.run("out", &format!("--part {part}/3"), 0);
+    }
+    case.must_be_complete("out");
+}
+
+#[test]
+fn an_output_is_replaced_by_a_plan() {
+    let case = Case::new();
+    for name in ["one", "out"] {
+        case.run(name, "--codec zstd:5 --overwrite", 0);
+    }
+    let said = case.run("out", "--part 1/2", 1);
+    assert!(
+        said.contains("holds a Zarr") && said.contains("--prepare"),
+        "{said}"
+    );
+    let said = case.run("out", "--prepare 2 --overwrite --codec zstd:5", 0);
+    assert!(said.contains("planned in 2 parts"), "{said}");
+    assert!(case.output("out").is_empty());
+    for part in ["1/2", "2/2"] {
+        case.run("out", &format!("--codec zstd:5 --part {part}"), 0);
+    }
+    case.must_be_complete("out");
+    // One run replaces the output of parts, and a part does not take it for its own.
+    case.run("out", "--codec zstd:5 --overwrite", 0);
+    assert!(!case.path("out/.zarrs-cuda-run/done.json").exists());
+    let said = case.run("out", "--codec zstd:5 --part 1/2", 1);
+    assert!(said.contains("holds a Zarr"), "{said}");
+    said_with_code(
+        &program()
+            .arg("status")
+            .arg(case.path("out"))
+            .output()
+            .unwrap(),
+        1,
+    );
+}
+
+/// One array, and shards that are made in boxes because they do not fit the memory.
+#[test]
+fn one_array_in_boxes() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    group(&path("in"));
+    let run = |out: &str, more: &[&str]| {
+        let mut command = program();
+        command
+            .arg("reencode")
+            .arg(path("in/a"))
+            .arg(path(out))
+            .args(more);
+        let rest = "--shard 40,8 --subchunk 4,4 --threads 1 --memory 2KiB";
+        said_with_code(&command.args(rest.split(' ')).output().unwrap(), 0)
+    };
+    run("one", &[]);
+    for part in ["3/3", "1/3", "2/3", "2/3"] {
+        run("out", &["--part", part]);
+    }
+    let read = |out: &str| fs::read(path(out).join("c/0/0")).unwrap();
+    assert_eq!(read("out"), read("one"));
+}
+
+/// Parts on a server of S3 with conditional writes, with kills.
+#[cfg(feature = "remote")]
+#[test]
+fn on_a_server() {
+    use std::process::Command;
+    use zarrs_cuda_object_store_tests::Server;
+
+    let case = Case::new();
+    let server = Server::start();
+    let with_server = |arguments: &[std::ffi::OsString]| -> Command {
+        let mut command = program();
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
+            command.env_remove(name);
+        }
+        command
+            .env("AWS_ENDPOINT_URL", format!("http://{}", server.address()))
+            .env("AWS_ALLOW_HTTP", "true")
+            .env("AWS_SKIP_SIGNATURE", "true")
+            .env("NO_PROXY", "127.0.0.1")
+            .args(arguments);
+        command
+    };
+    let mut rng = Rng(effort::seed());
+    for run in 0..4 {
+        let out = format!("s3://arrays/out{run}");
+        let part = |part: &str| {
+            let mut arguments = case.arguments("unused", &format!("--part {part}"));
+            arguments[2] = out.clone().into();
+            with_server(&arguments)
+        };
+        for _ in 0..8 {
+            let number = 1 + rng.below(3);
+            let mut command = part(&format!("{number}/3"));
+            let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+            let mut child = child.unwrap();
+            sleep(Duration::from_micros(rng.below(60_000)));
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let status = with_server(&["status".into(), out.clone().into(), "--json".into()]).output();
+        let status = status.unwrap();
+        // Nothing may be stored yet.
+        if status.status.success() {
+            let json: Value = serde_json::from_slice(&status.stdout).unwrap();
+            assert_eq!(json["status"]["parts"], 3);
+        }
+        let children = ["2/3", "1/3", "3/3", "3/3"].map(|number| {
+            let mut command = part(number);
+            command
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        });
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{errors}");
+        }
+        let root = server.bucket().join(format!("out{run}"));
+        let found = files(&root).into_iter();
+        let found = found.map(|file| (file.strip_prefix(&root).unwrap().to_path_buf(), file));
+        let found = found.filter(|(name, _)| !name.starts_with(".zarrs-cuda-run"));
+        let found: BTreeMap<PathBuf, Vec<u8>> = found
+            .map(|(name, file)| (name, fs::read(file).unwrap()))
+            .collect();
+        let one = case.output("one");
+        assert_eq!(
+            found.keys().collect::<Vec<_>>(),
+            one.keys().collect::<Vec<_>>()
+        );
+        assert!(found == one, "objects with other bytes");
+        let other = part("1/4").output().unwrap();
+        let said = said_with_code(&other, 1);
+        assert!(said.contains("the number of parts is 3 there"), "{said}");
+    }
+}

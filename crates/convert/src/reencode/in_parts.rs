@@ -1,0 +1,379 @@
+//! Re-encodes one part of an array or a group, or plans the parts. `shared_run` has the protocol.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde_json::json;
+use zarrs_storage::StoreKey;
+
+use super::arrays::OutputArray;
+use super::copy::copy;
+use super::covered::Covered;
+use super::found::{self, prefix_of};
+use super::groups::of_groups;
+use super::hierarchy::{Member, Node, left_out_note, listed_alone, members, plans};
+use super::readable::unreadable;
+use super::report::{PartReport, PartState};
+use super::resume::Stored;
+use super::same_run::Run;
+use super::target::Target;
+use super::{Job, Plan, Reencode, Shared, not_begun};
+use crate::evidence::{Evidence, canonical, hash};
+use crate::failure::Failure;
+use crate::open::{self, Place, Store, is_of_writer};
+use crate::shared_run::{self, Joined, Marked, Part, PartStart, PlannedNode, SharedRun, Wanted};
+use crate::watcher::{Event, Watcher};
+
+/// The documents of a node's metadata, in Zarr v2 and v3.
+const DOCUMENTS: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
+
+/// The whole run, as each of its processes plans it.
+struct Whole<'a> {
+    plans: Vec<Plan<'a>>,
+    wanted: Wanted,
+    failed: Vec<Failure>,
+}
+
+/// Plans the parts, or makes one of them.
+pub(super) fn run(
+    settings: &Reencode,
+    shared: Shared,
+    watcher: &dyn Watcher,
+) -> Result<PartReport, Failure> {
+    if settings.resume {
+        return Err(Failure::usage(
+            "a part always goes on with what is stored: leave out --resume",
+        ));
+    }
+    if settings.verify {
+        return Err(Failure::usage(
+            "a part cannot be compared before the output is complete: leave out --verify, and run `zarrs-cuda verify \
+             OUT --against IN` when all parts are made",
+        ));
+    }
+    let (parts, part) = match shared {
+        Shared::Prepare { parts } => (parts, None),
+        Shared::Part(part) => (part.of(), Some(part)),
+    };
+    if settings.overwrite && part.is_some() {
+        return Err(Failure::usage(
+            "a part replaces nothing that is stored: --overwrite is for --prepare, which is run once before all parts",
+        ));
+    }
+    let whole = Whole::of(settings, parts, watcher)?;
+    if !whole.failed.is_empty() && !settings.keep_going {
+        return Ok(whole.report(part, PartState::Refused));
+    }
+    if watcher.is_stopping() {
+        return Err(not_begun());
+    }
+    let _registration = zarrs_cuda::register(settings.options.clone())?;
+    let output = &settings.output;
+    let check = || must_be_free(output);
+    let starts = || whole.starts(parts);
+    let Some(part) = part else {
+        if settings.overwrite {
+            whole.delete_output()?;
+        }
+        let state = match SharedRun::prepare(output, &whole.wanted, check, starts)? {
+            Joined::Run(_) => PartState::Prepared,
+            Joined::Done => PartState::WasComplete,
+        };
+        return Ok(whole.report(None, state));
+    };
+    let run = match SharedRun::join(output, &whole.wanted, check, starts)? {
+        Joined::Run(run) => run,
+        Joined::Done => return Ok(whole.report(Some(part), PartState::WasComplete)),
+    };
+    let made = whole.make(&run, part);
+    // Another process may have made this part, and completed the run: then it does not matter why this one stopped.
+    match made {
+        Err(failure) if !run.is_complete().unwrap_or(false) => Err(failure.with_remedy(format!(
+            "run the same command again: shards of {output} that are stored stay"
+        ))),
+        Err(_) => Ok(whole.report(Some(part), PartState::WasComplete)),
+        Ok(made) => Ok(made),
+    }
+}
+
+impl<'a> Whole<'a> {
+    fn of(
+        settings: &'a Reencode,
+        parts: NonZeroU64,
+        watcher: &'a dyn Watcher,
+    ) -> Result<Self, Failure> {
+        let Reencode { input, .. } = settings;
+        let store = open::store(input)?.store;
+        let (members, mut failed) = if settings.recursive {
+            found_members(settings, &store, watcher)?
+        } else {
+            let array = Member {
+                path: String::new(),
+                node: Node::Array,
+            };
+            (vec![array], Vec::new())
+        };
+        let (plans, of_arrays) = if settings.recursive {
+            plans(settings, watcher, &members, None)
+        } else {
+            (
+                vec![Job::new(settings, watcher, "").plan(false)?],
+                Vec::new(),
+            )
+        };
+        failed.extend(of_arrays);
+        let run = Run::of_group(settings, Evidence::of(input, &*store)?, Vec::new());
+        let mut arguments = run.arguments().clone();
+        arguments.insert("--recursive".to_owned(), settings.recursive.into());
+        let wanted = Wanted {
+            command: "reencode",
+            arguments,
+            backend: format!("{:?}", settings.options.backend()).to_lowercase(),
+            input: match input {
+                Place::Directory(path) => canonical(path).display().to_string(),
+                Place::Url(_) => input.to_string().trim_end_matches('/').to_owned(),
+            },
+            input_metadata: hash_of_metadata(input, &store, &members)?,
+            parts,
+            nodes: nodes(&members, &plans)?,
+        };
+        Ok(Self {
+            plans,
+            wanted,
+            failed,
+        })
+    }
+
+    fn report(&self, part: Option<Part>, state: PartState) -> PartReport {
+        let settings = self.plans.first().map(|plan| plan.job.settings);
+        PartReport {
+            part,
+            parts: self.wanted.parts,
+            input: self.wanted.input.clone(),
+            output: settings.map(|settings| settings.output.clone()),
+            arrays: self.plans.len(),
+            bytes_decoded: 0,
+            time: std::time::Duration::ZERO,
+            state,
+            notes: Vec::new(),
+            failures: self.failed.clone(),
+        }
+    }
+
+    /// Returns the shards of the array number `array` to work on.
+    fn covered<'p>(
+        &'p self,
+        array: usize,
+        output: &'p OutputArray,
+    ) -> Result<Covered<'p>, Failure> {
+        let plan = &self.plans[array];
+        Covered::of(&plan.opened, &plan.chunks, &plan.input, output)
+    }
+
+    /// Returns the first shard of each part.
+    fn starts(&self, parts: NonZeroU64) -> Result<Vec<PartStart>, Failure> {
+        let covered: Result<Vec<_>, Failure> = (0..self.plans.len())
+            .map(|array| self.covered(array, &self.plans[array].output))
+            .collect();
+        let covered = covered?;
+        let shards = covered.iter().zip(&self.plans).enumerate();
+        let shards = shards.flat_map(|(array, (covered, plan))| {
+            let element = plan.output.data_type().fixed_size().unwrap_or(32) as u64;
+            covered.sizes().map(move |(shard, elements)| {
+                (PartStart { array, shard }, elements.saturating_mul(element))
+            })
+        });
+        Ok(shared_run::starts(shards, parts))
+    }
+
+    /// Deletes the output of an earlier run.
+    fn delete_output(&self) -> Result<(), Failure> {
+        let Some(plan) = self.plans.first() else {
+            return Ok(());
+        };
+        let settings = plan.job.settings;
+        let node = if settings.recursive {
+            found::Node::Group
+        } else {
+            found::Node::Array
+        };
+        let target = Target::new(&settings.output)?;
+        if settings.recursive {
+            let paths = self.wanted.nodes.iter().map(|node| &*node.path);
+            target.check_group(settings.mode(), &plan.run, &paths.collect())?;
+        } else {
+            target.check(settings.mode(), &plan.run)?;
+        }
+        let begun = target.begin(settings.mode(), &plan.run, node)?;
+        // Deleted arrays leave a marker, which a run would take over.
+        for node in &self.wanted.nodes {
+            if !node.path.is_empty() {
+                let doing = format!("empty {}", settings.output.join(&node.path));
+                let marker = StoreKey::new(prefix_of(&node.path) + found::INCOMPLETE);
+                let marker = marker.map_err(Failure::to(&doing))?;
+                target.store.erase(&marker).map_err(Failure::to(&doing))?;
+            }
+        }
+        begun.remove_marker()
+    }
+
+    /// Makes the shards of `part`, and marks it. Completes the run if this was the last part.
+    fn make(&self, run: &SharedRun, part: Part) -> Result<PartReport, Failure> {
+        let (start, end) = run.plan().bounds(part);
+        let clock = std::time::Instant::now();
+        let mut bytes_decoded = 0;
+        let mut shards = 0_u128;
+        for (array, plan) in self.plans.iter().enumerate() {
+            let within = within(array, start, end);
+            let job = &plan.job;
+            let store: Arc<Store> = Arc::new(run.store_of_array(&job.path)?);
+            let output = plan.output.with_storage(store);
+            let covered = self.covered(array, &output)?.within(within);
+            if covered.len() == 0 {
+                continue;
+            }
+            job.say(&format!("{} -> {}, part {part}", job.input, job.output));
+            shards += covered.len();
+            let stored = Stored::of_part(job, &plan.input, &output, run)?;
+            let copied = copy(
+                job,
+                &plan.shapes,
+                &covered,
+                &plan.chunks,
+                &plan.input,
+                &output,
+                &stored,
+            )?;
+            bytes_decoded += copied.bytes_decoded;
+        }
+        let notes = json!({ "shards": shards.to_string(), "bytes_decoded": bytes_decoded });
+        let Marked { missing, note } = run.mark(part, &notes)?;
+        let state = if missing.is_empty() {
+            PartState::Completed
+        } else {
+            let missing = missing.into_iter().map(|part| part + 1);
+            PartState::Made {
+                missing: missing.collect(),
+            }
+        };
+        Ok(PartReport {
+            bytes_decoded,
+            time: clock.elapsed(),
+            notes: note.into_iter().collect(),
+            ..self.report(Some(part), state)
+        })
+    }
+}
+
+/// Returns the positions of the shards of the array number `array` between `start` and `end`.
+fn within(array: usize, start: PartStart, end: Option<PartStart>) -> Range<u128> {
+    let first = match array.cmp(&start.array) {
+        std::cmp::Ordering::Less => u128::MAX,
+        std::cmp::Ordering::Equal => start.shard,
+        std::cmp::Ordering::Greater => 0,
+    };
+    let last = match end {
+        Some(end) if array == end.array => end.shard,
+        Some(end) if array > end.array => 0,
+        _ => u128::MAX,
+    };
+    first..last
+}
+
+/// Returns the members of the input, and failures for what would be left out.
+fn found_members(
+    settings: &Reencode,
+    store: &Store,
+    watcher: &dyn Watcher,
+) -> Result<(Vec<Member>, Vec<Failure>), Failure> {
+    let input = &settings.input;
+    input.must_be_listed(
+        "find the arrays of",
+        "name one array, and leave out --recursive",
+    )?;
+    let (members, left_out) = members(input, store)?;
+    if let Some(note) = left_out_note(input, &left_out) {
+        watcher.hear(Event::Line(&note));
+    }
+    if !matches!(
+        members.first().map(|root| &root.node),
+        Some(Node::Group { .. })
+    ) {
+        return Err(Failure::usage(format!("{input} is an array, not a group"))
+            .with_remedy("leave out --recursive"));
+    }
+    let paths: BTreeSet<&str> = members.iter().map(|member| &*member.path).collect();
+    let mut failed = listed_alone(input, store, &paths)?;
+    if let Place::Directory(path) = input {
+        failed.extend(unreadable(path)?);
+    }
+    Ok((members, failed))
+}
+
+/// Returns the nodes of the output, in the order in which readers may see them.
+fn nodes(members: &[Member], plans: &[Plan<'_>]) -> Result<Vec<PlannedNode>, Failure> {
+    let text = |path: &str| {
+        let plan = plans.iter().find(|plan| plan.job.path == path);
+        plan.map(|plan| plan.run.metadata().to_vec())
+    };
+    let arrays = members
+        .iter()
+        .filter_map(|member| Some((&*member.path, text(&member.path)?)));
+    let mut nodes: Vec<(&str, Vec<u8>)> = arrays.collect();
+    nodes.extend(of_groups(members, |path| Ok(text(path)))?);
+    let nodes = nodes.into_iter().map(|(path, metadata)| {
+        let metadata = String::from_utf8(metadata);
+        Ok(PlannedNode {
+            path: path.to_owned(),
+            metadata: metadata
+                .map_err(Failure::to(format_args!("write the metadata of {path}")))?,
+        })
+    });
+    nodes.collect()
+}
+
+/// Returns a hash of the metadata of all `members`.
+fn hash_of_metadata(input: &Place, store: &Store, members: &[Member]) -> Result<u64, Failure> {
+    let mut parts: Vec<Vec<u8>> = Vec::new();
+    for member in members {
+        parts.push(member.path.clone().into_bytes());
+        for document in DOCUMENTS {
+            let doing = format!("read {document} of {}", input.join(&member.path));
+            let key = StoreKey::new(prefix_of(&member.path) + document);
+            let key = key.map_err(Failure::to(&doing))?;
+            let value = store.get(&key).map_err(Failure::to(&doing))?;
+            parts.push(value.map_or_else(Vec::new, |value| value.to_vec()));
+        }
+    }
+    Ok(hash(parts.iter().map(Vec::as_slice)))
+}
+
+/// Checks that nothing is stored at `output` yet.
+fn must_be_free(output: &Place) -> Result<(), Failure> {
+    let target = Target::new(output)?;
+    let found = target.look_at()?;
+    if found.is_empty {
+        return Ok(());
+    }
+    let is_node = found.is_array || found.is_group || found.marker.is_some();
+    // Empty directories may be left of what was replaced.
+    if !is_node {
+        let stored = target.store.list();
+        let stored = stored.map_err(Failure::to(format_args!("look at {output}")))?;
+        if stored.iter().all(|key| is_of_writer(key.as_str())) {
+            return Ok(());
+        }
+    }
+    let what = if found.is_array || found.is_group {
+        "holds a Zarr array or group"
+    } else if found.marker.is_some() {
+        "holds the output of an interrupted run"
+    } else {
+        "is not empty"
+    };
+    Err(Failure::failed(format!("{output} {what}")).with_remedy(
+        "name another OUT, or replace what is there by --prepare with --overwrite, once before all parts",
+    ))
+}

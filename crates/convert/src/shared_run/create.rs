@@ -1,0 +1,193 @@
+//! Stores values that replace no other value: of several processes that create one value, one does.
+
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use zarrs_cuda::storage::{Durable, NewFile};
+use zarrs_cuda::writer::ConditionalStore;
+use zarrs_storage::byte_range::ByteRangeIterator;
+use zarrs_storage::{
+    Bytes, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
+    StorageError, StoreKey, StorePrefix, WritableStorageTraits,
+};
+
+use crate::failure::Failure;
+use crate::open::{self, Place, Store, forward_listing};
+use crate::replace::{ReplacingFiles, sync_all_files};
+
+type Result<T, E = StorageError> = std::result::Result<T, E>;
+
+/// The way in which a store creates values.
+enum By {
+    /// Files in this directory are written beside their names, synced, and linked to them.
+    Links(PathBuf),
+    /// The store is asked to store a value only if there is none.
+    Conditions(Arc<dyn ConditionalStore>),
+    /// The store replaces values, in this directory if they are files. Another process may store one between the look
+    /// and the write.
+    Looking(Option<PathBuf>),
+}
+
+/// A store of which this run creates values, and replaces none.
+pub(crate) struct Creating {
+    store: Arc<Store>,
+    by: By,
+}
+
+impl Creating {
+    /// Opens the store of the output `place`. If it `can_replace`, a store without creation is taken, too: then
+    /// all processes must store equal values.
+    pub(crate) fn open(place: &Place, can_replace: bool) -> Result<Self, Failure> {
+        let stores = open::output(place)?;
+        let by = match (place, stores.conditional) {
+            (Place::Directory(path), _) if can_replace => By::Looking(Some(path.clone())),
+            (Place::Directory(path), _) => By::Links(path.clone()),
+            (Place::Url(_), Some(store)) if !can_replace => By::Conditions(store),
+            (Place::Url(_), _) => By::Looking(None),
+        };
+        Ok(Self {
+            store: match stores.files {
+                Some(files) => Arc::new(ReplacingFiles::new(files)),
+                None => stores.store,
+            },
+            by,
+        })
+    }
+
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Stores `value` under `key`, unless there is a value. Returns whether it did. The bytes of files are durable
+    /// then, and their names are after [`sync`](Self::sync).
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] if the store does not create values; its other errors.
+    pub(crate) fn create(&self, key: &StoreKey, value: Bytes) -> Result<bool> {
+        match &self.by {
+            By::Links(root) => {
+                let path = root.join(key.as_str());
+                let created = NewFile::beside(&path).and_then(|new| {
+                    new.file().write_all(&value)?;
+                    new.create_at(&path, Durable::Bytes)
+                });
+                created.map_err(|error| match error.kind() {
+                    ErrorKind::Unsupported => StorageError::Unsupported(error.to_string()),
+                    _ => error.into(),
+                })
+            }
+            By::Conditions(store) => Ok(store.set_if(key, value, None)?.is_some()),
+            By::Looking(_) => {
+                if self.store.size_key(key)?.is_some() {
+                    return Ok(false);
+                }
+                self.store.set(key, value)?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Makes all that was stored before durable, also by other processes of this machine.
+    pub(crate) fn sync(&self) -> Result<()> {
+        match &self.by {
+            By::Links(root) | By::Looking(Some(root)) => Ok(sync_all_files(root)?),
+            By::Conditions(_) | By::Looking(None) => Ok(()),
+        }
+    }
+
+    /// Creates `value`, or finds an equal one. Returns another value that has the key.
+    ///
+    /// # Errors
+    /// The errors of [`create`](Self::create).
+    pub(crate) fn agree(&self, key: &StoreKey, value: &[u8]) -> Result<Option<Bytes>> {
+        // A request that was sent twice may find what it has stored itself.
+        if self.create(key, value.to_vec().into())? {
+            return Ok(None);
+        }
+        Ok(self.store.get(key)?.filter(|stored| **stored != *value))
+    }
+
+    /// Checks that the store obeys conditions, after this process has created `value` under `key`.
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] if the store has stored it once more.
+    pub(crate) fn must_obey(&self, key: &StoreKey, value: &[u8]) -> Result<()> {
+        let By::Conditions(store) = &self.by else {
+            return Ok(());
+        };
+        match store.set_if(key, value.to_vec().into(), None)? {
+            None => Ok(()),
+            Some(_) => Err(StorageError::Unsupported(
+                "the store replaces values that it was asked to create".to_owned(),
+            )),
+        }
+    }
+}
+
+/// The store of an output array whose shards are created, and never replaced or erased.
+pub(crate) struct CreatingStore {
+    store: Arc<Store>,
+    creating: Creating,
+}
+
+impl CreatingStore {
+    pub(crate) fn new(creating: Creating) -> Self {
+        Self {
+            store: creating.store.clone(),
+            creating,
+        }
+    }
+}
+
+impl ReadableStorageTraits for CreatingStore {
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
+        self.store.get(key)
+    }
+
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>> {
+        self.store.get_partial_many(key, byte_ranges)
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
+        self.store.size_key(key)
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.store.supports_get_partial()
+    }
+}
+
+impl WritableStorageTraits for CreatingStore {
+    /// Leaves a value that is there: another process does the same part.
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
+        self.creating.create(key, value).map(drop)
+    }
+
+    fn set_partial_many(&self, key: &StoreKey, _parts: OffsetBytesIterator) -> Result<()> {
+        Err(StorageError::Unsupported(format!(
+            "no part of {key} is replaced while an output is made in parts"
+        )))
+    }
+
+    /// Does nothing. A shard without stored elements is not stored, and this run has stored none.
+    fn erase(&self, _key: &StoreKey) -> Result<()> {
+        Ok(())
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
+        Err(StorageError::Unsupported(format!(
+            "nothing below {prefix} is erased while an output is made in parts"
+        )))
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}
+
+forward_listing!(CreatingStore, store);

@@ -1,0 +1,92 @@
+//! Divides the shards of a run into parts of about as many bytes.
+
+use std::num::NonZeroU64;
+
+use super::plan::PartStart;
+
+/// Returns the first shard of each of `parts` parts. `shards` are all shards of the run, in their order, with the
+/// number of bytes that each takes.
+pub(crate) fn starts(
+    shards: impl Iterator<Item = (PartStart, u64)> + Clone,
+    parts: NonZeroU64,
+) -> Vec<PartStart> {
+    let total = shards
+        .clone()
+        .fold(0_u128, |sum, (_, bytes)| sum + u128::from(bytes));
+    let parts = u128::from(parts.get());
+    let mut starts = vec![PartStart { array: 0, shard: 0 }];
+    let mut before = 0_u128;
+    let mut end = PartStart { array: 0, shard: 0 };
+    for (start, bytes) in shards {
+        // A shard belongs to the part in whose share its middle lies.
+        let middle = 2 * before + u128::from(bytes);
+        while (starts.len() as u128) < parts && middle * parts >= 2 * total * starts.len() as u128 {
+            starts.push(start);
+        }
+        before += u128::from(bytes);
+        end = PartStart {
+            shard: start.shard.saturating_add(1),
+            ..start
+        };
+    }
+    // The other parts are empty.
+    while (starts.len() as u128) < parts {
+        starts.push(end);
+    }
+    starts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divided(bytes: &[u64], parts: u64) -> Vec<Vec<u64>> {
+        let at = |shard: usize| PartStart {
+            array: shard / 3,
+            shard: shard as u128 % 3,
+        };
+        let shards = bytes.iter().enumerate().map(|(n, bytes)| (at(n), *bytes));
+        let starts = starts(shards.clone(), NonZeroU64::new(parts).unwrap());
+        assert_eq!(starts.len() as u64, parts);
+        assert!(starts.is_sorted());
+        let mut all = Vec::new();
+        for (number, start) in starts.iter().enumerate() {
+            let end = starts.get(number + 1);
+            let mine = shards
+                .clone()
+                .filter(|(at, _)| at >= start && end.is_none_or(|end| at < end));
+            all.push(mine.map(|(_, bytes)| bytes).collect());
+        }
+        all
+    }
+
+    #[test]
+    fn shares_are_about_equal_and_have_each_shard_once() {
+        assert_eq!(divided(&[1, 1, 1, 1], 2), [[1, 1], [1, 1]]);
+        assert_eq!(divided(&[4, 1, 1, 1, 1], 2), [vec![4], vec![1; 4]]);
+        assert_eq!(divided(&[1, 1, 1, 1, 4], 2), [vec![1; 4], vec![4]]);
+        assert_eq!(divided(&[], 3), [[0_u64; 0]; 3]);
+        assert_eq!(divided(&[0, 0], 1), [[0, 0]]);
+        assert_eq!(divided(&[9], 3).concat(), [9]);
+        for parts in 1..9 {
+            let bytes: Vec<u64> = (0..20).map(|n| n * n % 7 + 1).collect();
+            let divided = divided(&bytes, parts);
+            assert_eq!(divided.concat(), bytes);
+            let total: u64 = bytes.iter().sum();
+            for share in divided {
+                let share: u64 = share.iter().sum();
+                assert!(
+                    share.abs_diff(total / parts) <= 7,
+                    "{share} of {total} in {parts}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn shards_that_take_nothing_are_in_a_part() {
+        for parts in 1..5 {
+            assert_eq!(divided(&[0, 0, 5, 0], parts).concat(), [0, 0, 5, 0]);
+        }
+    }
+}

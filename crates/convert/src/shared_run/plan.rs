@@ -1,0 +1,217 @@
+//! The plan of a run: everything that its processes must agree on.
+
+use std::num::NonZeroU64;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::Part;
+use crate::evidence::hash;
+use crate::failure::Failure;
+
+/// The version of the plan's format.
+const VERSION: u64 = 1;
+
+/// The plan of a run in parts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunPlan {
+    /// The version of this format.
+    zarrs_cuda_run: u64,
+    /// The version of the program. Another version may encode other bytes.
+    program: String,
+    /// The command, such as `reencode`.
+    command: String,
+    /// The arguments that affect the output, by the names of their options.
+    arguments: Map<String, Value>,
+    /// The engine that encodes, which affects the bytes of shards.
+    backend: String,
+    /// The place of the input, and a hash of all of its metadata.
+    input: String,
+    input_metadata: String,
+    /// The number of parts.
+    pub(crate) parts: NonZeroU64,
+    /// Whether the store creates no values, so that values may be replaced by equal ones.
+    pub(crate) may_replace: bool,
+    /// The nodes of the output, in the order in which readers may see them: each group after the nodes in it.
+    pub(crate) nodes: Vec<PlannedNode>,
+    /// The first shard of each part. A part ends where the next one begins.
+    pub(crate) starts: Vec<PartStart>,
+}
+
+/// An array or a group of the output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PlannedNode {
+    /// The path relative to the output; empty for the output itself.
+    pub(crate) path: String,
+    /// The text of its `zarr.json`.
+    pub(crate) metadata: String,
+}
+
+/// The shard at which a part begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct PartStart {
+    /// The number of the array among the arrays of the run.
+    pub(crate) array: usize,
+    /// The position of the shard in the grid of the array, in C order.
+    pub(crate) shard: u128,
+}
+
+/// The facts that a process knows about its run before it reads the plan.
+pub(crate) struct Wanted {
+    pub(crate) command: &'static str,
+    pub(crate) arguments: Map<String, Value>,
+    pub(crate) backend: String,
+    pub(crate) input: String,
+    pub(crate) input_metadata: u64,
+    pub(crate) parts: NonZeroU64,
+    pub(crate) nodes: Vec<PlannedNode>,
+}
+
+impl RunPlan {
+    pub(crate) fn new(wanted: &Wanted, starts: Vec<PartStart>) -> Self {
+        Self {
+            zarrs_cuda_run: VERSION,
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            command: wanted.command.to_owned(),
+            arguments: wanted.arguments.clone(),
+            backend: wanted.backend.clone(),
+            input: wanted.input.clone(),
+            input_metadata: format!("{:016x}", wanted.input_metadata),
+            parts: wanted.parts,
+            may_replace: false,
+            nodes: wanted.nodes.clone(),
+            starts,
+        }
+    }
+
+    /// Reads a stored plan. `shown` names the object.
+    pub(crate) fn read(bytes: &[u8], shown: &str) -> Result<Self, Failure> {
+        let value: Value = serde_json::from_slice(bytes).map_err(|error| {
+            Failure::failed(format!("cannot understand the plan {shown}: {error}"))
+        })?;
+        let version = &value["zarrs_cuda_run"];
+        if version.as_u64() != Some(VERSION) {
+            return Err(Failure::failed(format!(
+                "the plan {shown} has version {version}, and this program knows {VERSION}"
+            ))
+            .with_remedy("let one version of the program do all parts"));
+        }
+        let plan: Self = serde_json::from_value(value).map_err(|error| {
+            Failure::failed(format!("cannot understand the plan {shown}: {error}"))
+        })?;
+        if plan.starts.len() as u64 != plan.parts.get() || !plan.starts.is_sorted() {
+            return Err(Failure::failed(format!(
+                "the plan {shown} has {} beginnings for {} parts, or not in their order",
+                plan.starts.len(),
+                plan.parts
+            )));
+        }
+        Ok(plan)
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        // A structure of strings and numbers is always JSON.
+        serde_json::to_vec_pretty(self).unwrap_or_default()
+    }
+
+    /// Returns a name for the plan, which other plans do not have.
+    pub(crate) fn name(&self) -> String {
+        format!("{:016x}", hash([&*self.bytes()]))
+    }
+
+    pub(crate) fn input(&self) -> &str {
+        &self.input
+    }
+
+    pub(crate) fn command(&self) -> &str {
+        &self.command
+    }
+
+    /// Checks that this plan, at `shown`, is one of the run that is `wanted`.
+    pub(crate) fn must_be(&self, wanted: &Wanted, shown: &str) -> Result<(), Failure> {
+        let other = Self::new(wanted, self.starts.clone());
+        let Some(difference) = self.difference(&other) else {
+            return Ok(());
+        };
+        Err(Failure::failed(format!(
+            "the plan {shown} is of another run: {difference}"
+        ))
+        .with_remedy(
+            "give each part the same arguments; or name another OUT; or begin again with --prepare and --overwrite, \
+             when no part runs",
+        ))
+    }
+
+    /// Returns the first difference between this plan and the plan that a process would make, in words.
+    fn difference(&self, other: &Self) -> Option<String> {
+        let differ = |what: &str, stored: &dyn std::fmt::Display, here: &dyn std::fmt::Display| {
+            Some(format!("{what} is {stored} there, and {here} here"))
+        };
+        if self.program != other.program {
+            return differ("the version of the program", &self.program, &other.program);
+        }
+        if self.command != other.command {
+            return differ("the command", &self.command, &other.command);
+        }
+        if self.parts != other.parts {
+            return differ("the number of parts", &self.parts, &other.parts);
+        }
+        if self.input != other.input {
+            return differ("IN", &self.input, &other.input);
+        }
+        let options = self.arguments.keys().chain(other.arguments.keys());
+        for option in options {
+            let [stored, here] = [self, other].map(|plan| shown(plan.arguments.get(option)));
+            if stored != here {
+                return differ(option, &stored, &here);
+            }
+        }
+        if self.backend != other.backend {
+            return differ("the engine", &self.backend, &other.backend);
+        }
+        if self.input_metadata != other.input_metadata {
+            return Some(format!(
+                "the metadata of {} have changed since, or are those of other arrays",
+                self.input
+            ));
+        }
+        let [stored, here] = [self, other].map(|plan| &plan.nodes);
+        let of = |nodes: &[PlannedNode], path: &str| {
+            nodes.iter().find(|node| node.path == path).cloned()
+        };
+        let paths = stored.iter().chain(here).map(|node| &node.path);
+        for path in paths {
+            let name = if path.is_empty() { "OUT" } else { path };
+            match (of(stored, path), of(here, path)) {
+                (Some(_), None) => return Some(format!("it makes {name}, and this one does not")),
+                (None, Some(_)) => {
+                    return Some(format!("it does not make {name}, and this one does"));
+                }
+                (stored, here) if stored != here => {
+                    return Some(format!("the metadata of {name} are others there"));
+                }
+                _ => {}
+            }
+        }
+        (stored != here).then(|| "the order of the arrays is another one".to_owned())
+    }
+
+    /// Returns the first shard of `part`, and the first shard behind it.
+    pub(crate) fn bounds(&self, part: Part) -> (PartStart, Option<PartStart>) {
+        let number = usize::try_from(part.number()).unwrap_or(usize::MAX);
+        let end = PartStart {
+            array: usize::MAX,
+            shard: u128::MAX,
+        };
+        let start = self.starts.get(number).copied().unwrap_or(end);
+        (start, self.starts.get(number + 1).copied())
+    }
+}
+
+fn shown(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "not given".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+    }
+}
