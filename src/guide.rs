@@ -25,6 +25,7 @@ page!(read, "../docs/guide/read.md");
 page!(share, "../docs/guide/share.md");
 page!(maintain, "../docs/guide/maintain.md");
 page!(gpu, "../docs/guide/gpu.md");
+page!(many_machines, "../docs/guide/many_machines.md");
 page!(tuning, "../docs/guide/tuning.md");
 page!(memory, "../docs/guide/memory.md");
 

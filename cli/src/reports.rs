@@ -128,8 +128,9 @@ fn part_state(report: &PartReport) -> String {
         }
         PartState::Made { missing } => {
             format!(
-                "{made}\n{} of {parts} are missing: {}",
+                "{made}\n{} of {parts} parts {} missing: {}",
                 missing.len(),
+                is_or_are(missing.len()),
                 numbers(missing)
             )
         }
@@ -147,8 +148,13 @@ fn part_state(report: &PartReport) -> String {
     }
 }
 
+/// Returns the verb for so many things.
+pub(crate) fn is_or_are(count: usize) -> &'static str {
+    if count == 1 { "is" } else { "are" }
+}
+
 /// Returns the first few of `numbers`, with commas between them.
-pub(crate) fn numbers(numbers: &[u64]) -> String {
+fn numbers(numbers: &[u64]) -> String {
     const MOST: usize = 10;
     let shown = numbers.iter().take(MOST).map(ToString::to_string);
     let mut text = shown.collect::<Vec<_>>().join(", ");

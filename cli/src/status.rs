@@ -1,9 +1,11 @@
 //! `zarrs-cuda status`: tells which parts of an output are made.
 
 use serde_json::json;
+use zarrs_cuda_convert::words::counted;
 use zarrs_cuda_convert::{Failure, Place, RunStatus, status};
 
 use crate::outcome::Outcome;
+use crate::reports::is_or_are;
 
 /// Tell which parts of an output are made, which --part makes
 #[derive(clap::Args, Clone, Debug)]
@@ -25,13 +27,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
 fn text(args: &Args, status: &RunStatus) -> String {
     let RunStatus {
         command,
-        input,
         parts,
         missing,
         ..
     } = status;
     let output = &args.output;
-    let mut lines = vec![format!("{command} {input} -> {output}, in {parts} parts")];
+    let mut lines = vec![format!("{output}: {command} in {parts} parts")];
     if status.is_complete {
         lines.push(format!("all parts are made, and {output} can be read"));
         return lines.join("\n");
@@ -42,12 +43,16 @@ fn text(args: &Args, status: &RunStatus) -> String {
         ));
         return lines.join("\n");
     }
-    lines.push(format!("{} parts are missing:", missing.len()));
+    lines.push(format!(
+        "{} {} missing:",
+        counted(missing.len(), "part"),
+        is_or_are(missing.len())
+    ));
     for part in missing {
         let stored = match part.seconds_since_newest {
             Some(seconds) => format!(
-                "{} shards stored, the newest {} ago",
-                part.shards,
+                "{} stored, the newest {} ago",
+                counted(part.shards, "shard"),
                 duration(seconds)
             ),
             None => "nothing stored".to_owned(),

@@ -379,6 +379,26 @@ fn an_output_is_replaced_by_a_plan() {
     );
 }
 
+/// The job of the example for Slurm.
+#[test]
+fn the_job_of_the_example() {
+    let case = Case::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let bin = Path::new(env!("CARGO_BIN_EXE_zarrs-cuda"))
+        .parent()
+        .unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    for part in ["2", "1", "3"] {
+        let mut job = std::process::Command::new("sh");
+        job.arg(root.join("examples/many_machines/reencode.sbatch"));
+        job.env("PATH", &path).env("NO_COLOR", "1");
+        job.env("IN", case.path("in")).env("OUT", case.path("out"));
+        job.env("SLURM_ARRAY_TASK_ID", part).env("PARTS", "3");
+        said_with_code(&job.env("MEMORY", "64MiB").output().unwrap(), 0);
+    }
+    assert_eq!(case.status("out")["is_complete"], true);
+}
+
 /// One array, and shards that are made in boxes because they do not fit the memory.
 #[test]
 fn one_array_in_boxes() {

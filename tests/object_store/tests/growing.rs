@@ -13,8 +13,8 @@ use zarrs_cuda::objects::BlockingObjectStore;
 use zarrs_cuda::writer::BoxWriter;
 use zarrs_cuda_object_store_tests::Server;
 
-const WRITERS: u64 = 3;
-const ROWS: u64 = 8;
+const WRITERS: u16 = 3;
+const ROWS: u16 = 8;
 
 /// Each writer has a client of its own, and rows that are whole shards.
 #[test]
@@ -34,19 +34,20 @@ fn no_growth_is_lost() {
                 let writer = BoxWriter::builder(&array).with_conditional_writes(array.storage());
                 let writer = writer.build().unwrap();
                 for n in 0..ROWS {
-                    let row = (n * WRITERS + number) * 2;
-                    let elements = [row as u16 + 1; 8];
-                    let report = writer.write(&[row..row + 2, 0..4], &elements).unwrap();
-                    assert!(report.length >= Some(row + 2));
+                    let first = (n * WRITERS + number) * 2;
+                    let rows = u64::from(first)..u64::from(first) + 2;
+                    let end = rows.end;
+                    let report = writer.write(&[rows, 0..4], &[first + 1; 8]).unwrap();
+                    assert!(report.length >= Some(end));
                 }
             });
         }
     });
     let now = Array::open(array().storage(), "/a").unwrap();
-    assert_eq!(now.shape(), [WRITERS * ROWS * 2, 4]);
+    assert_eq!(now.shape(), [u64::from(WRITERS * ROWS) * 2, 4]);
     let column: Vec<u16> = now
         .retrieve_array_subset(&[0..now.shape()[0], 3..4])
         .unwrap();
-    let expected = (0..WRITERS * ROWS).flat_map(|n| [n as u16 * 2 + 1; 2]);
+    let expected = (0..WRITERS * ROWS).flat_map(|n| [n * 2 + 1; 2]);
     assert_eq!(column, expected.collect::<Vec<u16>>());
 }

@@ -1,20 +1,38 @@
-//! The metadata of the groups of an output, with consolidated metadata where the input has them.
+//! The members of a group that is re-encoded, and the metadata of its groups in the output: with consolidated metadata
+//! where the input has them.
 
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
 use super::found::prefix_of;
-use super::hierarchy::{Member, Node};
 use crate::consolidated;
 use crate::failure::Failure;
 
+/// A group or an array of the input.
+pub(super) struct Member {
+    /// The path relative to the root, without a slash in front.
+    pub(super) path: String,
+    pub(super) node: Node,
+}
+
+pub(super) enum Node {
+    Array,
+    Group {
+        /// The metadata in Zarr v3, without consolidated metadata, which describe the input.
+        metadata: Vec<u8>,
+        is_consolidated: bool,
+    },
+    /// The node is neither an array nor a group, for this reason.
+    Unreadable(Failure),
+}
+
 /// Returns the path and the metadata of each group of `members`, the deepest first. `array` returns the metadata of the
 /// array at a path; `None` for an array that is left out. It is called only if a group needs them.
-pub(super) fn of_groups<'m>(
-    members: &'m [Member],
+pub(super) fn of_groups(
+    members: &[Member],
     array: impl Fn(&str) -> Result<Option<Vec<u8>>, Failure>,
-) -> Result<Vec<(&'m str, Vec<u8>)>, Failure> {
+) -> Result<Vec<(&str, Vec<u8>)>, Failure> {
     let mut written: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
     let read = |path: &str, text: &[u8]| {
         serde_json::from_slice::<Box<RawValue>>(text).map_err(Failure::to(format_args!(

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zarrs_storage::{StoreKey, StorePrefix};
 
 use super::found::{self, GROUP_METADATA, prefix_of};
-use super::groups::of_groups;
+use super::groups::{Member, Node, of_groups};
 use super::readable::unreadable;
 use super::report::{GroupReport, WrittenGroup};
 use super::same_run::Run;
@@ -21,24 +21,6 @@ use crate::open::{self, Kind, Place, Store, Stores, is_of_writer};
 use crate::stored::ends_elsewhere;
 use crate::watcher::{Event, Watcher};
 use crate::words::counted;
-
-/// A group or an array of the input.
-pub(super) struct Member {
-    /// The path relative to the root, without a slash in front.
-    pub(super) path: String,
-    pub(super) node: Node,
-}
-
-pub(super) enum Node {
-    Array,
-    Group {
-        /// The metadata in Zarr v3, without consolidated metadata, which describe the input.
-        metadata: Vec<u8>,
-        is_consolidated: bool,
-    },
-    /// The node is neither an array nor a group, for this reason.
-    Unreadable(Failure),
-}
 
 /// Re-encodes every array of the group. Plans all arrays before it writes the first byte. Readers see a group
 /// only after all arrays in it are complete, and the root last.

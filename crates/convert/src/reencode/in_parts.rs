@@ -12,8 +12,8 @@ use super::arrays::OutputArray;
 use super::copy::copy;
 use super::covered::Covered;
 use super::found::{self, prefix_of};
-use super::groups::of_groups;
-use super::hierarchy::{Member, Node, left_out_note, listed_alone, members, plans};
+use super::groups::{Member, Node, of_groups};
+use super::hierarchy::{left_out_note, listed_alone, members, plans};
 use super::readable::unreadable;
 use super::report::{PartReport, PartState};
 use super::resume::Stored;
@@ -77,13 +77,13 @@ pub(super) fn run(
         if settings.overwrite {
             whole.delete_output()?;
         }
-        let state = match SharedRun::prepare(output, &whole.wanted, check, starts)? {
+        let state = match SharedRun::join(output, &whole.wanted, true, check, starts)? {
             Joined::Run(_) => PartState::Prepared,
             Joined::Done => PartState::WasComplete,
         };
         return Ok(whole.report(None, state));
     };
-    let run = match SharedRun::join(output, &whole.wanted, check, starts)? {
+    let run = match SharedRun::join(output, &whole.wanted, false, check, starts)? {
         Joined::Run(run) => run,
         Joined::Done => return Ok(whole.report(Some(part), PartState::WasComplete)),
     };

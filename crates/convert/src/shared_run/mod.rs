@@ -143,71 +143,37 @@ pub(crate) enum Joined {
 }
 
 impl SharedRun {
-    /// Joins the run that is `wanted` at `place`: reads its plan, or makes one whose parts begin at `starts`.
-    /// `check` checks that nothing else is at `place`, before a plan is made.
+    /// Joins the run that is `wanted` at `place`: reads its plan, or makes one whose parts begin at `starts`. `check`
+    /// checks that nothing else is at `place`, before a plan is made. A run that this process `prepares` needs no store
+    /// that creates values.
     ///
     /// # Errors
-    /// The output is of another run, or the store creates no values and the run was not prepared.
+    /// The output is of another run; or the store creates no values, and this process does not prepare the run.
     pub(crate) fn join(
         place: &Place,
         wanted: &Wanted,
+        prepares: bool,
         check: impl Fn() -> Result<(), Failure>,
         starts: impl Fn() -> Result<Vec<PartStart>, Failure>,
     ) -> Result<Joined, Failure> {
-        Self::enter(place, wanted, false, check, starts)
-    }
-
-    /// Makes the plan of the run that is `wanted`, or finds it. A prepared run needs no store that creates values.
-    ///
-    /// # Errors
-    /// The output is of another run.
-    pub(crate) fn prepare(
-        place: &Place,
-        wanted: &Wanted,
-        check: impl Fn() -> Result<(), Failure>,
-        starts: impl Fn() -> Result<Vec<PartStart>, Failure>,
-    ) -> Result<Joined, Failure> {
-        Self::enter(place, wanted, true, check, starts)
-    }
-
-    fn enter(
-        place: &Place,
-        wanted: &Wanted,
-        prepare: bool,
-        check: impl Fn() -> Result<(), Failure>,
-        starts: impl Fn() -> Result<Vec<PartStart>, Failure>,
-    ) -> Result<Joined, Failure> {
-        let mut creating = Creating::open(place, false)?;
-        let store = creating.store().clone();
+        let store = Creating::open(place, false)?.store().clone();
         if Self::was_completed(place, &store, wanted)? {
             return Ok(Joined::Done);
         }
         let found = stored(place, &store, plan_key())?;
-        let (bytes, shown) = match found {
-            Some(found) => found,
-            None => {
-                let checked = check();
-                // Other processes may have made the plan since the look, and written, and completed the run.
-                match (stored(place, &store, plan_key())?, checked) {
-                    (Some(found), _) => found,
-                    (None, Err(failure)) => {
-                        if Self::was_completed(place, &store, wanted)? {
-                            return Ok(Joined::Done);
-                        }
-                        return Err(failure);
+        let (bytes, shown) = if let Some(found) = found {
+            found
+        } else {
+            let checked = check();
+            // Other processes may have made the plan since the look, and written, and completed the run.
+            match (stored(place, &store, plan_key())?, checked) {
+                (Some(found), _) => found,
+                (None, Ok(())) => made(place, RunPlan::new(wanted, starts()?), prepares)?,
+                (None, Err(failure)) => {
+                    if Self::was_completed(place, &store, wanted)? {
+                        return Ok(Joined::Done);
                     }
-                    (None, Ok(())) => {
-                        let mut plan = RunPlan::new(wanted, starts()?);
-                        match made(&creating, &plan, place) {
-                            Err(StorageError::Unsupported(_)) if prepare => {
-                                plan.may_replace = true;
-                                creating = Creating::open(place, true)?;
-                                made(&creating, &plan, place)
-                            }
-                            made => made,
-                        }
-                        .map_err(|error| cannot_plan(place, &error))?
-                    }
+                    return Err(failure);
                 }
             }
         };
@@ -353,30 +319,35 @@ impl SharedRun {
 /// Creates the plan, and returns its bytes and the name of the object. Returns the plan of another process that was
 /// created before.
 fn made(
-    creating: &Creating,
-    plan: &RunPlan,
     place: &Place,
-) -> Result<(zarrs_storage::Bytes, String), StorageError> {
-    let (key, bytes) = (plan_key()?, plan.bytes());
-    let shown = place.join(key.as_str()).to_string();
-    let found = match creating.agree(&key, &bytes)? {
-        Some(other) => other,
-        None => {
-            creating.must_obey(&key, &bytes)?;
-            bytes.into()
+    mut plan: RunPlan,
+    prepares: bool,
+) -> Result<(zarrs_storage::Bytes, String), Failure> {
+    let create = |plan: &RunPlan| -> Result<(zarrs_storage::Bytes, StoreKey), StorageError> {
+        let creating = Creating::open(place, plan.may_replace)
+            .map_err(|failure| StorageError::Other(failure.to_string()))?;
+        let (key, bytes) = (plan_key()?, plan.bytes());
+        if let Some(other) = creating.agree(&key, &bytes)? {
+            return Ok((other, key));
         }
+        creating.must_obey(&key, &bytes)?;
+        Ok((bytes.into(), key))
     };
-    Ok((found, shown))
-}
-
-fn cannot_plan(place: &Place, error: &StorageError) -> Failure {
-    let failure = Failure::failed(format!("cannot make the plan of {place}: {error}"));
-    if let StorageError::Unsupported(_) = error {
-        return failure.with_remedy(
-            "run the same command once with --prepare, and the parts when it has ended",
-        );
+    let mut created = create(&plan);
+    if prepares && matches!(created, Err(StorageError::Unsupported(_))) {
+        plan.may_replace = true;
+        created = create(&plan);
     }
-    failure
+    let (bytes, key) = created.map_err(|error| {
+        let failure = Failure::failed(format!("cannot make the plan of {place}: {error}"));
+        if let StorageError::Unsupported(_) = error {
+            return failure.with_remedy(
+                "run the same command once with --prepare, and the parts when it has ended",
+            );
+        }
+        failure
+    })?;
+    Ok((bytes, place.join(key.as_str()).to_string()))
 }
 
 /// Returns the value of a key and the name of its object; `None` if there is none.

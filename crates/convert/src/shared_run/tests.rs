@@ -87,11 +87,10 @@ fn step(
     let next = match step {
         Step::LookForDone if stored.done && !left(LeftOut::LookForDone) => Step::DeletePlan,
         Step::LookForDone => Step::FindPlan,
-        Step::FindPlan if stored.plan => Step::LookAtPlan,
+        Step::FindPlan | Step::FindPlanAgain if stored.plan => Step::LookAtPlan,
         Step::FindPlan => Step::CheckFree,
         Step::CheckFree if stored.is_shown || stored.shards.contains(&true) => Step::FindPlanAgain,
         Step::CheckFree => Step::MakePlan,
-        Step::FindPlanAgain if stored.plan => Step::LookAtPlan,
         Step::FindPlanAgain => Step::LookForDoneAgain,
         Step::LookForDoneAgain if stored.done && !left(LeftOut::LookForDoneAgain) => {
             Step::DeletePlan
