@@ -1,7 +1,8 @@
 //! Our codec and zarrs' encode and decode whole shards in turns, in one process.
 //!
 //! `cargo bench --package zarrs_cuda_benches --bench sharding [-- FILTER…]` prints a table and
-//! writes `target/bench/sharding.json`. A filter is a part of a name like `encode/zstd-1/32`.
+//! writes `target/bench/sharding.json`. A filter is a part of a name like `encode/zstd-1/32`. The
+//! size is that of our encoded shard over that of the decoded one.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -70,8 +71,17 @@ fn main() -> Result<()> {
     let elements = || ArrayBytes::new_flen(Cow::Borrowed(data.as_slice()));
 
     println!(
-        "{:6} {:18} {:>8} {:>10} {:>10} {:>10} {:>8} {:>9}",
-        "op", "chain", "subchunk", "ours GB/s", "zarrs GB/s", "limit GB/s", "x zarrs", "of limit"
+        "{:6} {:18} {:>8} {:>10} {:>10} {:>10} {:>8} {:>9} {:>6} {:>8}",
+        "op",
+        "chain",
+        "subchunk",
+        "ours GB/s",
+        "zarrs GB/s",
+        "limit GB/s",
+        "x zarrs",
+        "of limit",
+        "size",
+        "x zarrs"
     );
     let mut rows = Vec::new();
     for chain in chains::ALL {
@@ -89,6 +99,11 @@ fn main() -> Result<()> {
             let encoded = ours
                 .encode(elements(), &shape, &data_type, &fill_value, &options)?
                 .into_owned();
+            let size = encoded.len() as f64 / data.len() as f64;
+            let zarrs_size = zarrs
+                .encode(elements(), &shape, &data_type, &fill_value, &options)?
+                .len() as f64
+                / data.len() as f64;
             let decoded = zarrs
                 .decode(
                     Cow::Borrowed(&encoded),
@@ -124,14 +139,16 @@ fn main() -> Result<()> {
                 };
                 let [ours, zarrs, limit] = seconds.map(|seconds| gigabytes / seconds);
                 println!(
-                    "{op:6} {chain:18} {edge:8} {ours:10.2} {zarrs:10.2} {limit:10.2} {:8.2} {:9.2}",
+                    "{op:6} {chain:18} {edge:8} {ours:10.2} {zarrs:10.2} {limit:10.2} {:8.2} {:9.2} {size:6.3} {:8.3}",
                     ours / zarrs,
-                    ours / limit
+                    ours / limit,
+                    size / zarrs_size
                 );
                 rows.push(json!({
                     "op": op, "chain": chain, "subchunk": edge,
                     "ours_gbps": ours, "zarrs_gbps": zarrs, "limit_gbps": limit,
                     "ratio": ours / zarrs, "of_limit": ours / limit,
+                    "size": size, "zarrs_size": zarrs_size,
                 }));
             }
         }

@@ -7,12 +7,13 @@ use zarrs_cuda_engine::contract::{BloscStage, Cname, Shuffle, Stage};
 use crate::Result;
 
 /// The names of all chains.
-pub const ALL: [&str; 7] = [
+pub const ALL: [&str; 8] = [
     "none",
     "crc32c",
     "zstd-1",
     "zstd-3",
     "gzip-1",
+    "gzip-6",
     "blosc-lz4-shuffle",
     "blosc-zstd-shuffle",
 ];
@@ -20,6 +21,7 @@ pub const ALL: [&str; 7] = [
 /// The metadata of the bytes-to-bytes codecs of `chain`.
 pub fn codecs(chain: &str) -> Result<Value> {
     let zstd = |level: i32| json!([{ "name": "zstd", "configuration": { "level": level, "checksum": false } }]);
+    let gzip = |level: u32| json!([{ "name": "gzip", "configuration": { "level": level } }]);
     let blosc = |cname: &str| {
         json!([{ "name": "blosc", "configuration": {
             "cname": cname, "clevel": 5, "shuffle": "shuffle", "typesize": 2, "blocksize": 0
@@ -30,7 +32,8 @@ pub fn codecs(chain: &str) -> Result<Value> {
         "crc32c" => json!([{ "name": "crc32c" }]),
         "zstd-1" => zstd(1),
         "zstd-3" => zstd(3),
-        "gzip-1" => json!([{ "name": "gzip", "configuration": { "level": 1 } }]),
+        "gzip-1" => gzip(1),
+        "gzip-6" => gzip(6),
         "blosc-lz4" | "blosc-lz4-shuffle" => blosc("lz4"),
         "blosc-zstd-shuffle" => blosc("zstd"),
         other => return Err(format!("there is no chain {other}").into()),
@@ -58,6 +61,7 @@ pub fn stages(chain: &str) -> Result<Vec<Stage>> {
         "zstd-1" => vec![zstd(1)],
         "zstd-3" => vec![zstd(3)],
         "gzip-1" => vec![Stage::Gzip { level: 1 }],
+        "gzip-6" => vec![Stage::Gzip { level: 6 }],
         "blosc-lz4" | "blosc-lz4-shuffle" => vec![blosc(Cname::Lz4)],
         "blosc-zstd-shuffle" => vec![blosc(Cname::Zstd)],
         other => return Err(format!("there is no chain {other}").into()),
