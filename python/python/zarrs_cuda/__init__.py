@@ -15,6 +15,7 @@ from importlib.metadata import version
 from zarr.registry import register_pipeline
 
 from zarrs_cuda import _settings
+from zarrs_cuda._convert import reencode
 from zarrs_cuda._devices import configure
 from zarrs_cuda._doctor import doctor, metrics
 from zarrs_cuda._errors import (
@@ -74,5 +75,6 @@ __all__ = [
     "inspect",
     "metrics",
     "recover",
+    "reencode",
     "write_lower_levels",
 ]
