@@ -1,7 +1,5 @@
 //! `zarrs-cuda reencode`: re-encodes any Zarr v2 or v3 array as a sharded v3 array.
 
-use std::num::NonZeroU64;
-
 use clap::ValueEnum;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda_convert::{Failure, Part, Place, Reencode, Report, Shared, SubchunkCodec};
@@ -56,14 +54,15 @@ pub(crate) struct Args {
     /// Go on with an interrupted run of the same command: what is whole in OUT is kept
     #[arg(long, conflicts_with = "overwrite")]
     resume: bool,
-    /// Make one part of OUT, as 3/16. Other processes, on any machines, make the others; the last one makes OUT
-    /// readable. A part may be made again, or by two processes at once
+    /// Make one part of OUT, as 3/16. Other processes, on any machines, make the others; the last one
+    /// makes OUT readable. If a machine dies, make its part again: `zarrs-cuda status OUT` lists the
+    /// parts that are missing
     #[arg(long, value_name = "I/N", conflicts_with_all = ["overwrite", "resume", "verify"])]
     part: Option<Part>,
     /// Plan N parts, and make none: for stores that cannot create an object only if there is none, and to replace
     /// OUT (with --overwrite)
     #[arg(long, value_name = "N", conflicts_with_all = ["part", "resume", "verify"])]
-    prepare: Option<NonZeroU64>,
+    prepare: Option<u64>,
 }
 
 /// The end of a shard at which its index lies, as an argument.
@@ -96,7 +95,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     reencode.overwrite = args.overwrite;
     reencode.resume = args.resume;
     reencode.shared = match (args.prepare, args.part) {
-        (Some(parts), _) => Some(Shared::Prepare { parts }),
+        (Some(parts), _) => Some(Shared::Prepare {
+            parts: Part::new(1, parts)?.of(),
+        }),
         (None, part) => part.map(Shared::Part),
     };
     reencode.options = common.options();

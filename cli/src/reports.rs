@@ -109,11 +109,7 @@ pub(crate) fn part_text(report: &PartReport) -> String {
 }
 
 fn part_state(report: &PartReport) -> String {
-    let (parts, input) = (report.parts, &report.input);
-    let output = report
-        .output
-        .as_ref()
-        .map_or_else(|| "OUT".to_owned(), ToString::to_string);
+    let (parts, input, output) = (report.parts, &report.input, &report.output);
     let part = report
         .part
         .map_or_else(|| "the plan".to_owned(), |part| format!("part {part}"));
@@ -122,9 +118,12 @@ fn part_state(report: &PartReport) -> String {
         "{part} of {output} is made: {} decoded, {seconds:.2} s",
         bytes_text(report.bytes_decoded)
     );
+    let without = without(&report.left_out);
     match &report.state {
         PartState::Prepared => {
-            format!("{output} is planned in {parts} parts: make each with --part I/{parts}")
+            format!(
+                "{output} is planned in {parts} parts{without}: make each with --part I/{parts}"
+            )
         }
         PartState::Made { missing } => {
             format!(
@@ -134,10 +133,12 @@ fn part_state(report: &PartReport) -> String {
                 numbers(missing)
             )
         }
-        PartState::Completed => format!("{made}\nall {parts} parts are made: {output} can be read"),
+        PartState::Completed => {
+            format!("{made}\nall {parts} parts are made: {output} can be read{without}")
+        }
         PartState::WasComplete => {
             format!(
-                "{output} is complete already: all {parts} parts are made, and nothing was changed"
+                "{output} is complete already{without}: all {parts} parts are made, and nothing was changed"
             )
         }
         PartState::Refused => format!(
@@ -148,20 +149,23 @@ fn part_state(report: &PartReport) -> String {
     }
 }
 
+/// Returns the words for the arrays and groups that are left out.
+pub(crate) fn without(left_out: &[String]) -> String {
+    match left_out {
+        [] => String::new(),
+        left_out => format!(", without {}", left_out.join(", ")),
+    }
+}
+
 /// Returns the verb for so many things.
 pub(crate) fn is_or_are(count: usize) -> &'static str {
     if count == 1 { "is" } else { "are" }
 }
 
-/// Returns the first few of `numbers`, with commas between them.
-fn numbers(numbers: &[u64]) -> String {
-    const MOST: usize = 10;
-    let shown = numbers.iter().take(MOST).map(ToString::to_string);
-    let mut text = shown.collect::<Vec<_>>().join(", ");
-    if numbers.len() > MOST {
-        text += ", …";
-    }
-    text
+/// Returns `numbers` with commas between them, as schedulers take them.
+pub(crate) fn numbers(numbers: &[u64]) -> String {
+    let numbers = numbers.iter().map(ToString::to_string);
+    numbers.collect::<Vec<_>>().join(",")
 }
 
 pub(crate) fn part_json(report: &PartReport) -> Value {
@@ -174,7 +178,7 @@ pub(crate) fn part_json(report: &PartReport) -> Value {
     };
     json!({
         "input": report.input,
-        "output": report.output.as_ref().map(ToString::to_string),
+        "output": report.output.to_string(),
         "part": report.part.map(|part| part.to_string()),
         "parts": report.parts,
         "arrays": report.arrays,
@@ -182,6 +186,7 @@ pub(crate) fn part_json(report: &PartReport) -> Value {
         "missing": missing,
         "bytes_decoded": report.bytes_decoded,
         "seconds": report.time.as_secs_f64(),
+        "left_out": report.left_out,
         "notes": report.notes,
     })
 }

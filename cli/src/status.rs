@@ -5,7 +5,7 @@ use zarrs_cuda_convert::words::counted;
 use zarrs_cuda_convert::{Failure, Place, RunStatus, status};
 
 use crate::outcome::Outcome;
-use crate::reports::is_or_are;
+use crate::reports::{is_or_are, numbers, without};
 
 /// Tell which parts of an output are made, which --part makes
 #[derive(clap::Args, Clone, Debug)]
@@ -32,37 +32,36 @@ fn text(args: &Args, status: &RunStatus) -> String {
         ..
     } = status;
     let output = &args.output;
-    let mut lines = vec![format!("{output}: {command} in {parts} parts")];
+    let without = without(&status.left_out);
+    let mut lines = vec![format!("{output}: {command} in {parts} parts{without}")];
     if status.is_complete {
         lines.push(format!("all parts are made, and {output} can be read"));
-        return lines.join("\n");
-    }
-    if missing.is_empty() {
+    } else if missing.is_empty() {
         lines.push(format!(
             "all parts are made, and {output} cannot be read yet: `zarrs-cuda status {output} --finish` makes it readable"
         ));
-        return lines.join("\n");
+    } else {
+        let numbers: Vec<u64> = missing.iter().map(|part| part.part).collect();
+        lines.push(format!(
+            "{} {} missing: {}",
+            counted(missing.len(), "part"),
+            is_or_are(missing.len()),
+            self::numbers(&numbers)
+        ));
+        for part in missing {
+            let age = part
+                .seconds_since_newest
+                .map_or_else(String::new, |seconds| {
+                    format!(", the newest {} ago", duration(seconds))
+                });
+            let stored = counted(part.shards, "shard");
+            lines.push(format!("  {}/{parts}: {stored} stored{age}", part.part));
+        }
+        lines.push(
+            "make them again, also one that is only slow: shards that are stored stay".to_owned(),
+        );
     }
-    lines.push(format!(
-        "{} {} missing:",
-        counted(missing.len(), "part"),
-        is_or_are(missing.len())
-    ));
-    for part in missing {
-        let stored = match part.seconds_since_newest {
-            Some(seconds) => format!(
-                "{} stored, the newest {} ago",
-                counted(part.shards, "shard"),
-                duration(seconds)
-            ),
-            None => "nothing stored".to_owned(),
-        };
-        lines.push(format!("  {}/{parts}: {stored}", part.part));
-    }
-    lines.push(
-        "it is safe to make a part again, also one that is only slow: shards that are stored stay"
-            .to_owned(),
-    );
+    lines.extend(status.notes.iter().cloned());
     lines.join("\n")
 }
 

@@ -187,27 +187,34 @@ impl<'c> Call<'c> {
         /// The most elements of boxes that are one change: each of them takes some memory for its coordinates.
         const TOGETHER: usize = 1 << 16;
 
-        let subset = |one: &(usize, WantedPart)| ShardToWrite::subset(&one.1);
-        let elements = shard
-            .parts
-            .iter()
-            .map(|(_, part)| part.shape.iter().product::<usize>());
-        if shard.parts.len() == 1 || elements.sum::<usize>() > TOGETHER {
-            let each = shard.parts.iter();
-            let each = each.map(|one| {
-                let at: Box<dyn Indexer> = Box::new(subset(one));
-                Ok((at, self.elements(one)?))
-            });
-            return each.collect();
+        let len = |part: &WantedPart| part.shape.iter().product::<usize>();
+        let mut changes: Changes<'_> = Vec::new();
+        let mut rest = &shard.parts[..];
+        while !rest.is_empty() {
+            let mut sum = 0_usize;
+            let fits = |(_, part): &&(usize, WantedPart)| {
+                sum = sum.saturating_add(len(part));
+                sum <= TOGETHER
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (together, others) = rest.split_at(count);
+            rest = others;
+            if let [one] = together {
+                let at: Box<dyn Indexer> = Box::new(ShardToWrite::subset(&one.1));
+                changes.push((at, self.elements(one)?));
+                continue;
+            }
+            let mut all = Vec::new();
+            for (memory, part) in together {
+                let source = &self.memories[*memory].source;
+                let elements = source.elements(&part.shape, part.offset, self.array.data_type())?;
+                all.extend_from_slice(&elements);
+            }
+            let parts = together.iter().map(|(_, part)| ShardToWrite::subset(part));
+            let at: Vec<ArraySubset> = parts.collect();
+            changes.push((Box::new(at), ArrayBytes::new_flen(all)));
         }
-        let mut all = Vec::new();
-        for one in &shard.parts {
-            let source = &self.memories[one.0].source;
-            let elements = source.elements(&one.1.shape, one.1.offset, self.array.data_type())?;
-            all.extend_from_slice(&elements);
-        }
-        let at: Vec<ArraySubset> = shard.parts.iter().map(subset).collect();
-        Ok(vec![(Box::new(at), ArrayBytes::new_flen(all))])
+        Ok(changes)
     }
 
     async fn write<T: Target>(

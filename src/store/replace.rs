@@ -176,8 +176,9 @@ impl Drop for NewFile {
 /// Returns whether `error` says that a file system has no hard links, or does not let this process make one.
 fn has_no_links(error: &io::Error) -> bool {
     let kinds = [
-        ErrorKind::Unsupported,
+        ErrorKind::InvalidInput,
         ErrorKind::PermissionDenied,
+        ErrorKind::Unsupported,
         ErrorKind::TooManyLinks,
     ];
     kinds.contains(&error.kind())

@@ -157,6 +157,10 @@ fn killed_doubled_and_repeated() {
     let parts = 3 + rng.below(3);
     let mut kills = 0;
     let mut run = 0;
+    let clock = std::time::Instant::now();
+    case.run("timed", &format!("--part 1/{parts}"), 0);
+    let time = clock.elapsed().as_micros() as u64 * 3 / 2;
+    let (mut after_shards, mut after_marks) = (0, 0);
     while kills < effort::times(KILLS) {
         run += 1;
         let out = format!("out{run}");
@@ -170,9 +174,12 @@ fn killed_doubled_and_repeated() {
                 .collect();
             for child in &mut children {
                 if rng.one_in(2) {
-                    sleep(Duration::from_micros(rng.below(12_000)));
+                    sleep(Duration::from_micros(rng.below(time)));
                     child.kill().unwrap();
                     kills += 1;
+                    after_shards += u32::from(!case.output(&out).is_empty());
+                    let directory = case.path(&out).join(".zarrs-cuda-run");
+                    after_marks += u32::from(files(&directory).len() > 1);
                 }
             }
             for child in children {
@@ -192,6 +199,10 @@ fn killed_doubled_and_repeated() {
         }
         case.must_be_complete(&out);
     }
+    assert!(
+        after_shards > 0 && after_marks > 0,
+        "{after_shards}, {after_marks}"
+    );
 }
 
 #[test]
@@ -218,15 +229,26 @@ fn interrupted_at_the_end() {
     let directory = case.path("out/.zarrs-cuda-run");
     let copy = case.path("kept");
     fs::create_dir(&copy).unwrap();
+    let keep = || {
+        for file in files(&directory) {
+            fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+        }
+    };
+    let mark = |part: &str| {
+        let marks = files(&directory).into_iter();
+        marks
+            .filter(|file| file.to_str().unwrap().ends_with(part))
+            .next()
+            .unwrap()
+    };
     case.run("out", "--part 1/2", 0);
-    let keep = |name: &str| fs::copy(directory.join(name), copy.join(name)).unwrap();
-    keep("plan.json");
-    keep("part-1");
-    fs::remove_file(directory.join("part-1")).unwrap();
+    keep();
+    fs::remove_file(mark("-1")).unwrap();
     case.run("out", "--part 2/2", 0);
-    keep("part-2");
+    keep();
     case.run("out", "--part 1/2", 0);
     case.must_be_complete("out");
+    assert_eq!(files(&copy).len(), 3);
     // The steps: arrays, groups, the root, the record, the plan, the marks.
     let metadata = [
         "a/zarr.json",
@@ -235,7 +257,7 @@ fn interrupted_at_the_end() {
         "deep/zarr.json",
         "zarr.json",
     ];
-    for steps in 0..=metadata.len() + 2 {
+    for steps in 0..=metadata.len() + 1 {
         for finish in [true, false] {
             for name in metadata.iter().skip(steps) {
                 fs::remove_file(case.path("out").join(name)).unwrap();
@@ -243,24 +265,146 @@ fn interrupted_at_the_end() {
             if steps <= metadata.len() {
                 fs::remove_file(directory.join("done.json")).unwrap();
             }
-            for name in ["plan.json", "part-1", "part-2"] {
-                if name != "plan.json" || steps < metadata.len() + 2 {
-                    fs::copy(copy.join(name), directory.join(name)).unwrap();
-                }
+            for file in files(&copy) {
+                fs::copy(&file, directory.join(file.file_name().unwrap())).unwrap();
             }
             if finish {
                 let said = said(&[&"status", &case.path("out"), &"--finish"], 0);
                 assert!(said.contains("can be read"), "{said}");
-                if steps == metadata.len() + 2 {
-                    // Marks without a plan do no harm; a part deletes them.
-                    case.run("out", "--part 2/2", 0);
-                }
             } else {
                 case.run("out", "--part 2/2", 0);
             }
             case.must_be_complete("out");
         }
     }
+    // A record without an output is not believed.
+    for file in files(&case.path("out")) {
+        if !file.starts_with(&directory) {
+            fs::remove_file(file).unwrap();
+        }
+    }
+    for said in [
+        case.run("out", "--part 1/2", 1),
+        said(&[&"status", &case.path("out")], 1),
+    ] {
+        assert!(said.contains("delete OUT as a whole"), "{said}");
+    }
+}
+
+/// Shards that are deleted, or damaged, after their part was made: the output is not shown before they are made again.
+#[test]
+fn shards_that_are_lost_after_their_mark() {
+    let case = Case::new();
+    for damage in ["delete", "empty", "all"] {
+        let out = format!("out-{damage}");
+        case.run(&out, "--part 1/3", 0);
+        let shards = case.output(&out);
+        let (first, _) = shards.iter().next().unwrap();
+        let shard = case.path(&out).join(first);
+        match damage {
+            "delete" => fs::remove_file(&shard).unwrap(),
+            "empty" => fs::write(&shard, "").unwrap(),
+            _ => {
+                for name in shards.keys() {
+                    fs::remove_file(case.path(&out).join(name)).unwrap();
+                }
+            }
+        }
+        case.run(&out, "--part 3/3", 0);
+        let said = case.run(&out, "--part 2/3", 3);
+        assert!(said.contains("of the parts 1"), "{said}");
+        assert!(!case.path(&out).join("zarr.json").exists());
+        if damage == "empty" {
+            let said = case.run(&out, "--part 1/3", 3);
+            assert!(
+                said.contains("is not whole") && said.contains("delete the shard"),
+                "{said}"
+            );
+            fs::remove_file(&shard).unwrap();
+        }
+        case.run(&out, "--part 1/3", 0);
+        case.must_be_complete(&out);
+    }
+}
+
+/// Chunks of IN that are not there any more are no fill values.
+#[test]
+fn an_input_that_shrinks_is_refused() {
+    let case = Case::new();
+    case.run("out", "--part 1/2", 0);
+    fs::remove_file(case.path("in/a/c/9/0")).unwrap();
+    let said = case.run("out", "--part 2/2", 1);
+    assert!(
+        said.contains("stored chunks of IN/a is 10 there, and 9 here"),
+        "{said}"
+    );
+}
+
+/// What a run in parts has stored is replaced by a plan, and by a run without parts.
+#[test]
+fn an_unfinished_output_is_replaced() {
+    let case = Case::new();
+    for (first, more) in [
+        ("--part 1/3", "--prepare 2 --overwrite --codec zstd:5"),
+        ("--prepare 3", "--prepare 2 --overwrite --codec zstd:5"),
+        ("--part 2/3", "--overwrite"),
+    ] {
+        let out = format!("out{}", first.len() + more.len());
+        case.run(&out, first, 0);
+        let said = case.run(&out, "--codec zstd:5 --part 1/2", 1);
+        assert!(said.contains("--prepare with --overwrite"), "{said}");
+        case.run(&out, more, 0);
+        if more == "--overwrite" {
+            assert_eq!(case.output(&out).len(), case.output("one").len());
+            continue;
+        }
+        assert!(case.output(&out).is_empty());
+        for part in ["1/2", "2/2"] {
+            case.run(&out, &format!("--codec zstd:5 --part {part}"), 0);
+        }
+        assert_eq!(case.status(&out)["is_complete"], true);
+    }
+}
+
+/// A run without parts, and a plan, at the same time: one of both withdraws. Temporaries and a mark of another run do not
+/// count.
+#[test]
+fn beside_others() {
+    let case = Case::new();
+    fs::create_dir_all(case.path("out/.zarrs-cuda-run")).unwrap();
+    fs::write(
+        case.path("out/zarr.json.incomplete.0000000000000001-2-3-4.tmp"),
+        "",
+    )
+    .unwrap();
+    fs::write(case.path("out/.zarrs-cuda-run/part-0123456789abcdef-1"), "").unwrap();
+    case.run("out", "--part 1/2", 0);
+    case.run("out", "--part 2/2", 0);
+    assert_eq!(case.status("out")["is_complete"], true);
+    for run in 0..6 {
+        let out = format!("both{run}");
+        let children = ["", "--part 1/1"].map(|more| case.spawn(&out, more));
+        let codes = children.map(|child| child.wait_with_output().unwrap().status.code());
+        assert!(
+            codes.iter().filter(|code| **code == Some(0)).count() <= 1,
+            "{codes:?}"
+        );
+    }
+}
+
+/// Arrays that are left out are named by each part, and by the status.
+#[test]
+fn arrays_that_are_left_out_are_named() {
+    let case = Case::new();
+    let metadata = case.path("in/c/zarr.json");
+    let text = fs::read_to_string(&metadata).unwrap();
+    fs::write(&metadata, text.replace("\"bytes\"", "\"unknown\"")).unwrap();
+    let said = case.run("out", "--part 1/2", 1);
+    assert!(said.contains("nothing was written"), "{said}");
+    case.run("out", "--part 1/2 --keep-going", 1);
+    let said = case.run("out", "--part 2/2 --keep-going", 1);
+    assert!(said.contains("can be read, without c"), "{said}");
+    assert_eq!(case.status("out")["left_out"], serde_json::json!(["c"]));
 }
 
 #[test]
@@ -329,6 +473,8 @@ fn other_runs_are_refused_by_name() {
     // A plan that cannot be read.
     let plan = case.path("out/.zarrs-cuda-run/plan.json");
     let text = fs::read(&plan).unwrap();
+    case.run("out", "--part 1/65537", 2);
+    case.run("out", "--prepare 0", 2);
     for (wrong, name) in [
         ("", "understand"),
         ("{}", "version"),

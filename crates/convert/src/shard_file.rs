@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda::maintenance::ShardFormat;
@@ -41,6 +41,11 @@ impl ShardFile {
         self.temporary.file()
     }
 
+    /// Returns the path that the shard will have.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn write_index(&self, index: &[u8]) -> io::Result<()> {
         let mut file = self.temporary.file();
         if self.has_index_first {
@@ -49,12 +54,11 @@ impl ShardFile {
         file.write_all(index)
     }
 
-    /// Writes the index, makes the file durable, and gives it its path, unless there is a shard.
-    pub(crate) fn create_shard(self, index: &[u8]) -> io::Result<()> {
+    /// Writes the index, makes the file durable, and gives it its path, unless there is a shard. Returns whether it
+    /// did.
+    pub(crate) fn create_shard(self, index: &[u8]) -> io::Result<bool> {
         self.write_index(index)?;
-        self.temporary
-            .create_at(&self.path, Durable::Bytes)
-            .map(drop)
+        self.temporary.create_at(&self.path, Durable::Bytes)
     }
 
     /// Writes the index, and replaces the shard at its path. If `syncs`, it first makes the file durable.

@@ -31,7 +31,7 @@ from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place
-from zarrs_cuda._selections import Met, around, is_box, met
+from zarrs_cuda._selections import Met, Runs, around, is_box, met, runs
 from zarrs_cuda._supported import (
     UnsupportedError,
     check_fill_value,
@@ -813,6 +813,13 @@ def _write(
     changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True)
     for position in others:
         where, spec, selection, out_selection, is_complete = batch[position]
+        if ours.is_sharded and not ours.is_shared and not is_complete:
+            # Elements between those that are selected are not read here and written again: another thread, or
+            # process, may write them meanwhile.
+            found = runs(selection, spec.shape)
+            if found is not None:
+                changes.update(_write_runs(ours, batch[position], found, value, drop_axes, values))
+                continue
         # In shared shards, all of the box around them would overwrite what others write between them.
         subchunks = met(selection, spec.shape, ours.subchunk, most=1 if ours.is_shared else 0.5)
         if subchunks is not None:
@@ -851,6 +858,28 @@ def _selected(value: Any, out_selection: Any, drop_axes: tuple[int, ...], axes: 
     if not drop_axes:
         return selected
     return selected[tuple(None if axis in drop_axes else slice(None) for axis in range(axes))]
+
+
+def _write_runs(
+    ours: Native,
+    item: tuple[Any, ...],
+    found: Runs,
+    value: Any,
+    drop_axes: tuple[int, ...],
+    values: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Write the elements of a selection, and no others, by one change of their shard."""
+    where, spec, _, out_selection, _ = item
+    if not found.boxes:
+        return {}
+    selected = _selected(value, out_selection, drop_axes, len(spec.shape))
+    if selected.shape == ():
+        part = np.full(len(found.order), selected, value.dtype)
+    else:
+        part = np.ascontiguousarray(selected.reshape(-1)[found.order])
+    boxes = [(where, spec, box, (end,), False) for box, end in zip(found.boxes, found.ends, strict=True)]
+    changes, _ = ours.write(boxes, part, (), values, _settings.threads(), boxes=True)
+    return changes
 
 
 def _write_subchunks(

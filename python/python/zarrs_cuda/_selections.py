@@ -1,4 +1,4 @@
-"""Selections that are no boxes: the box around them, or the subchunks that they meet."""
+"""Selections that are no boxes: the box around them, the subchunks that they meet, or runs of neighbours."""
 
 import math
 from collections.abc import Sequence
@@ -84,6 +84,74 @@ def met(
     if selected is None:
         selected = order.shape
     return Met(starts.tolist(), tuple(subchunk), (order, *within), selected)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The selected elements of an array, as runs of neighbours along the last axis.
+
+    Attributes
+    ----------
+    boxes : list of tuple
+        What selects each run from the array.
+    ends : list of slice
+        Where the elements of each run are among those of all runs.
+    order : numpy.ndarray
+        The numbers of the elements among those that are selected, in the order of the runs. Of several elements
+        for one place, it is the last.
+    selected : tuple of int
+        The shape of what is selected.
+    """
+
+    boxes: list[tuple[Any, ...]]
+    ends: list[slice]
+    order: np.ndarray[Any, Any]
+    selected: tuple[int, ...]
+
+
+def runs(selection: Any, shape: tuple[int, ...]) -> Runs | None:
+    """Find the runs of neighbours of a selection.
+
+    Parameters
+    ----------
+    selection
+        What numpy would be given to select from an array of ``shape``.
+    shape
+        The shape of the array, which has an axis at least.
+
+    Returns
+    -------
+    Runs or None
+        The runs; None if the selection has another form than zarr-python's.
+    """
+    numbers, _ = _numbers(selection, shape)
+    if numbers is None:
+        entries = selection if isinstance(selection, tuple) else (selection,)
+        if len(entries) != 1 or getattr(entries[0], "dtype", None) != bool or entries[0].shape != shape:
+            return None
+        numbers = list(np.nonzero(entries[0]))
+    selected = np.broadcast_shapes(*(axis.shape for axis in numbers))
+    flat = np.zeros(selected, np.intp)
+    for axis, extent in zip(numbers, shape, strict=True):
+        flat = flat * extent + axis
+    flat = flat.ravel()
+    order = np.argsort(flat, kind="stable")
+    flat = flat[order]
+    last = np.ones(len(flat), bool)
+    last[:-1] = flat[1:] != flat[:-1]
+    order, flat = order[last], flat[last]
+    begins = np.ones(len(flat), bool)
+    begins[1:] = (np.diff(flat) != 1) | (flat[1:] % shape[-1] == 0)
+    starts = np.flatnonzero(begins)
+    stops = np.append(starts[1:], len(flat))
+    places = np.stack(np.unravel_index(flat[starts], shape), axis=1).tolist()
+    lengths = (stops - starts).tolist()
+    boxes = [
+        (*place[:-1], slice(place[-1], place[-1] + length))
+        for place, length in zip(places, lengths, strict=True)
+    ]
+    ends = [slice(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return Runs(boxes, ends, order, selected)
 
 
 def is_box(selection: Any) -> bool:

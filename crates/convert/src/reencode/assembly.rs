@@ -7,6 +7,7 @@
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::ops::Range;
+use std::sync::Arc;
 
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArraySubset};
@@ -19,6 +20,7 @@ use crate::failure::Failure;
 use crate::open::Place;
 use crate::shapes::edges;
 use crate::shard_file::{ShardFile, first_byte};
+use crate::shared_run::PlanWatch;
 
 /// A shard to which encoded parts are appended.
 pub(super) struct Assembly<'a> {
@@ -37,8 +39,8 @@ pub(super) struct Assembly<'a> {
     end: u64,
     options: CodecOptions,
     sink: Option<Sink>,
-    /// Whether a shard that is there stays.
-    creates: bool,
+    /// The watch of the plan of a run in parts, in which a shard that is there stays.
+    watch: Option<Arc<PlanWatch>>,
 }
 
 /// The destination of the shard's bytes. It is made when there are bytes.
@@ -90,13 +92,13 @@ impl<'a> Assembly<'a> {
             end,
             options,
             sink: None,
-            creates: false,
+            watch: None,
         })
     }
 
-    /// Lets a shard that is there stay.
-    pub(super) fn that_creates(mut self, creates: bool) -> Self {
-        self.creates = creates;
+    /// Lets a shard that is there stay, in a run in parts, whose plan has this `watch`.
+    pub(super) fn that_creates(mut self, watch: Option<Arc<PlanWatch>>) -> Self {
+        self.watch = watch;
         self
     }
 
@@ -195,12 +197,15 @@ impl<'a> Assembly<'a> {
         let index = self.format.encode_index(&self.extents);
         let index = index.map_err(Failure::to(&doing))?;
         let is_first = self.format.index_location() == ShardingIndexLocation::Start;
-        match sink {
-            Sink::File(shard) if self.creates => {
-                shard.create_shard(&index).map_err(Failure::to(&doing))
+        match (sink, self.watch.take()) {
+            (Sink::File(shard), Some(watch)) => {
+                let path = shard.path().to_path_buf();
+                let create = || Ok(shard.create_shard(&index)?);
+                let created = watch.create(create, || Ok(std::fs::remove_file(&path)?));
+                created.map_err(Failure::to(&doing))
             }
-            Sink::File(shard) => shard.finish(&index, true).map_err(Failure::to(&doing)),
-            Sink::Memory(mut bytes) => {
+            (Sink::File(shard), None) => shard.finish(&index, true).map_err(Failure::to(&doing)),
+            (Sink::Memory(mut bytes), _) => {
                 match bytes.get_mut(..index.len()) {
                     Some(room) if is_first => room.copy_from_slice(&index),
                     _ => bytes.extend_from_slice(&index),

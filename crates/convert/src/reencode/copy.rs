@@ -168,7 +168,7 @@ pub(super) fn copy(
                             region.clone(),
                             parts.options(),
                         )?
-                        .that_creates(stored.is_shared()),
+                        .that_creates(stored.watch()),
                     };
                     shard.add(&part, bytes)?;
                     if is_last {

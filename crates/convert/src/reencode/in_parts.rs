@@ -5,7 +5,8 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde_json::json;
+use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda::storage::Unfinished;
 use zarrs_storage::StoreKey;
 
 use super::arrays::OutputArray;
@@ -22,8 +23,11 @@ use super::target::Target;
 use super::{Job, Plan, Reencode, Shared, not_begun};
 use crate::evidence::{Evidence, canonical, hash};
 use crate::failure::Failure;
+use crate::grid::Grid;
 use crate::open::{self, Place, Store, is_of_writer};
-use crate::shared_run::{self, Joined, Marked, Part, PartStart, PlannedNode, SharedRun, Wanted};
+use crate::shared_run::{
+    self, Joined, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
+};
 use crate::watcher::{Event, Watcher};
 
 /// The documents of a node's metadata, in Zarr v2 and v3.
@@ -31,6 +35,7 @@ const DOCUMENTS: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
 
 /// The whole run, as each of its processes plans it.
 struct Whole<'a> {
+    output: &'a Place,
     plans: Vec<Plan<'a>>,
     wanted: Wanted,
     failed: Vec<Failure>,
@@ -50,7 +55,7 @@ pub(super) fn run(
     if settings.verify {
         return Err(Failure::usage(
             "a part cannot be compared before the output is complete: leave out --verify, and run `zarrs-cuda verify \
-             OUT --against IN` when all parts are made",
+             OUT/ARRAY --against IN/ARRAY` for each array when all parts are made",
         ));
     }
     let (parts, part) = match shared {
@@ -71,19 +76,17 @@ pub(super) fn run(
     }
     let _registration = zarrs_cuda::register(settings.options.clone())?;
     let output = &settings.output;
-    let check = || must_be_free(output);
-    let starts = || whole.starts(parts);
     let Some(part) = part else {
         if settings.overwrite {
             whole.delete_output()?;
         }
-        let state = match SharedRun::join(output, &whole.wanted, true, check, starts)? {
+        let state = match SharedRun::join(output, &whole.wanted, true, &whole)? {
             Joined::Run(_) => PartState::Prepared,
             Joined::Done => PartState::WasComplete,
         };
         return Ok(whole.report(None, state));
     };
-    let run = match SharedRun::join(output, &whole.wanted, false, check, starts)? {
+    let run = match SharedRun::join(output, &whole.wanted, false, &whole)? {
         Joined::Run(run) => run,
         Joined::Done => return Ok(whole.report(Some(part), PartState::WasComplete)),
     };
@@ -138,8 +141,14 @@ impl<'a> Whole<'a> {
             input_metadata: hash_of_metadata(input, &store, &members)?,
             parts,
             nodes: nodes(&members, &plans)?,
+            chunks: plans
+                .iter()
+                .map(|plan| plan.chunks.counts().stored)
+                .collect(),
+            left_out: left_out(&members, &plans),
         };
         Ok(Self {
+            output: &settings.output,
             plans,
             wanted,
             failed,
@@ -147,16 +156,16 @@ impl<'a> Whole<'a> {
     }
 
     fn report(&self, part: Option<Part>, state: PartState) -> PartReport {
-        let settings = self.plans.first().map(|plan| plan.job.settings);
         PartReport {
             part,
             parts: self.wanted.parts,
             input: self.wanted.input.clone(),
-            output: settings.map(|settings| settings.output.clone()),
+            output: self.output.clone(),
             arrays: self.plans.len(),
             bytes_decoded: 0,
             time: std::time::Duration::ZERO,
             state,
+            left_out: self.wanted.left_out.clone(),
             notes: Vec::new(),
             failures: self.failed.clone(),
         }
@@ -170,22 +179,6 @@ impl<'a> Whole<'a> {
     ) -> Result<Covered<'p>, Failure> {
         let plan = &self.plans[array];
         Covered::of(&plan.opened, &plan.chunks, &plan.input, output)
-    }
-
-    /// Returns the first shard of each part.
-    fn starts(&self, parts: NonZeroU64) -> Result<Vec<PartStart>, Failure> {
-        let covered: Result<Vec<_>, Failure> = (0..self.plans.len())
-            .map(|array| self.covered(array, &self.plans[array].output))
-            .collect();
-        let covered = covered?;
-        let shards = covered.iter().zip(&self.plans).enumerate();
-        let shards = shards.flat_map(|(array, (covered, plan))| {
-            let element = plan.output.data_type().fixed_size().unwrap_or(32) as u64;
-            covered.sizes().map(move |(shard, elements)| {
-                (PartStart { array, shard }, elements.saturating_mul(element))
-            })
-        });
-        Ok(shared_run::starts(shards, parts))
     }
 
     /// Deletes the output of an earlier run.
@@ -216,7 +209,15 @@ impl<'a> Whole<'a> {
                 target.store.erase(&marker).map_err(Failure::to(&doing))?;
             }
         }
-        begun.remove_marker()
+        begun.remove_marker()?;
+        if let Place::Directory(root) = &settings.output {
+            let mut paths: Vec<&str> = self.wanted.nodes.iter().map(|node| &*node.path).collect();
+            paths.sort_unstable();
+            for path in paths.iter().rev() {
+                let _ = std::fs::remove_dir(root.join(path)); // other files may be there
+            }
+        }
+        Ok(())
     }
 
     /// Makes the shards of `part`, and marks it. Completes the run if this was the last part.
@@ -224,19 +225,22 @@ impl<'a> Whole<'a> {
         let (start, end) = run.plan().bounds(part);
         let clock = std::time::Instant::now();
         let mut bytes_decoded = 0;
-        let mut shards = 0_u128;
+        let mut made = Made::default();
         for (array, plan) in self.plans.iter().enumerate() {
             let within = within(array, start, end);
+            if within.is_empty() {
+                continue;
+            }
             let job = &plan.job;
             let store: Arc<Store> = Arc::new(run.store_of_array(&job.path)?);
             let output = plan.output.with_storage(store);
-            let covered = self.covered(array, &output)?.within(within);
+            let covered = self.covered(array, &output)?.within(within.clone());
             if covered.len() == 0 {
                 continue;
             }
             job.say(&format!("{} -> {}, part {part}", job.input, job.output));
-            shards += covered.len();
-            let stored = Stored::of_part(job, &plan.input, &output, run)?;
+            job.say(&plan.counted);
+            let stored = Stored::of_part(job, &plan.input, &output, (run, part))?;
             let copied = copy(
                 job,
                 &plan.shapes,
@@ -247,9 +251,15 @@ impl<'a> Whole<'a> {
                 &stored,
             )?;
             bytes_decoded += copied.bytes_decoded;
+            let grid = Grid::of(&output)?;
+            for (indices, size) in Shards::of(&output)?.stored()? {
+                let shard = grid.position(&indices);
+                if let Some(shard) = shard.filter(|shard| within.contains(shard)) {
+                    made.add(PartStart { array, shard }, size);
+                }
+            }
         }
-        let notes = json!({ "shards": shards.to_string(), "bytes_decoded": bytes_decoded });
-        let Marked { missing, note } = run.mark(part, &notes)?;
+        let Marked { missing, notes } = run.mark(part, made)?;
         let state = if missing.is_empty() {
             PartState::Completed
         } else {
@@ -261,9 +271,41 @@ impl<'a> Whole<'a> {
         Ok(PartReport {
             bytes_decoded,
             time: clock.elapsed(),
-            notes: note.into_iter().collect(),
+            notes,
             ..self.report(Some(part), state)
         })
+    }
+}
+
+impl Output for Whole<'_> {
+    fn must_be_free(&self) -> Result<(), Failure> {
+        must_be_free(self.output)
+    }
+
+    fn must_not_be_claimed(&self) -> Result<(), Failure> {
+        if !Target::new(self.output)?.is_claimed()? {
+            return Ok(());
+        }
+        Err(Failure::failed(format!(
+            "another run, without parts, has begun to write {}",
+            self.output
+        ))
+        .with_remedy("wait until that run has ended, or name another OUT"))
+    }
+
+    fn starts(&self) -> Result<Vec<PartStart>, Failure> {
+        let covered: Result<Vec<_>, Failure> = (0..self.plans.len())
+            .map(|array| self.covered(array, &self.plans[array].output))
+            .collect();
+        let covered = covered?;
+        let shards = covered.iter().zip(&self.plans).enumerate();
+        let shards = shards.flat_map(|(array, (covered, plan))| {
+            let element = plan.output.data_type().fixed_size().unwrap_or(32) as u64;
+            covered.sizes().map(move |(shard, elements)| {
+                (PartStart { array, shard }, elements.saturating_mul(element))
+            })
+        });
+        Ok(shared_run::starts(shards, self.wanted.parts))
     }
 }
 
@@ -334,6 +376,17 @@ fn nodes(members: &[Member], plans: &[Plan<'_>]) -> Result<Vec<PlannedNode>, Fai
     nodes.collect()
 }
 
+/// Returns the paths of the members that are no nodes of the output.
+fn left_out(members: &[Member], plans: &[Plan<'_>]) -> Vec<String> {
+    let is_left_out = |member: &&Member| match member.node {
+        Node::Group { .. } => false,
+        Node::Array => plans.iter().all(|plan| plan.job.path != member.path),
+        Node::Unreadable(_) => true,
+    };
+    let left_out = members.iter().filter(is_left_out);
+    left_out.map(|member| member.path.clone()).collect()
+}
+
 /// Returns a hash of the metadata of all `members`.
 fn hash_of_metadata(input: &Place, store: &Store, members: &[Member]) -> Result<u64, Failure> {
     let mut parts: Vec<Vec<u8>> = Vec::new();
@@ -362,7 +415,11 @@ fn must_be_free(output: &Place) -> Result<(), Failure> {
     if !is_node {
         let stored = target.store.list();
         let stored = stored.map_err(Failure::to(format_args!("look at {output}")))?;
-        if stored.iter().all(|key| is_of_writer(key.as_str())) {
+        let is_left = |key: &StoreKey| {
+            let name = key.as_str().rsplit('/').next().unwrap_or_default();
+            is_of_writer(key.as_str()) || Unfinished::of(name).is_some()
+        };
+        if stored.iter().all(is_left) {
             return Ok(());
         }
     }
@@ -374,6 +431,7 @@ fn must_be_free(output: &Place) -> Result<(), Failure> {
         "is not empty"
     };
     Err(Failure::failed(format!("{output} {what}")).with_remedy(
-        "name another OUT, or replace what is there by --prepare with --overwrite, once before all parts",
+        "name another OUT, or delete OUT as a whole; arrays are replaced by --prepare with --overwrite, once before all \
+         parts",
     ))
 }

@@ -313,7 +313,12 @@ impl<'a> Job<'a> {
             };
         }
         if !is_done {
-            if self.settings.shared.is_none() {
+            // Arrays that a run in parts has begun have no marker, before this run replaces all of them.
+            let replaces_parts = || {
+                let root = Target::new(&self.settings.output)?;
+                Ok::<_, Failure>(mode.overwrite && root.is_in_parts()?)
+            };
+            if self.settings.shared.is_none() && !replaces_parts()? {
                 target.check(mode, &run)?;
             }
             self.must_be_read(&chunks, &input, &shapes)?;

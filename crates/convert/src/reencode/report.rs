@@ -32,8 +32,8 @@ pub struct PartReport {
     pub parts: NonZeroU64,
     /// The place that was read.
     pub input: String,
-    /// The place that was written; `None` if there is nothing to write.
-    pub output: Option<Place>,
+    /// The place that was written.
+    pub output: Place,
     /// The number of arrays of the whole run.
     pub arrays: usize,
     /// The number of bytes of all elements that were read.
@@ -42,7 +42,9 @@ pub struct PartReport {
     pub time: Duration,
     /// The state of the part, and of the run.
     pub state: PartState,
-    /// Lines for people about temporaries that could not be deleted.
+    /// The paths of arrays and groups that are left out.
+    pub left_out: Vec<String>,
+    /// Lines for people about what could not be deleted.
     pub notes: Vec<String>,
     /// A failure for each array or group that cannot be re-encoded.
     pub failures: Vec<Failure>,

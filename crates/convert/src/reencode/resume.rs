@@ -1,5 +1,7 @@
 //! Finds the shards of an incomplete output that are whole and current, so that `--resume` keeps them.
 
+use std::sync::Arc;
+
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 
@@ -8,7 +10,7 @@ use super::arrays::{Input, OutputArray};
 use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::Store;
-use crate::shared_run::SharedRun;
+use crate::shared_run::{Part, PlanWatch, SharedRun};
 
 /// The shards of the output that an earlier run stored.
 pub(super) struct Stored<'a> {
@@ -18,8 +20,8 @@ pub(super) struct Stored<'a> {
     shards: Option<Shards<'a, Store>>,
     /// The keys of the input that were written since the earlier run began.
     changes: Option<&'a Changes>,
-    /// The run in parts, if this is a part of one.
-    shared: Option<&'a SharedRun>,
+    /// The run in parts and the part that is made, if this is a part of one.
+    shared: Option<(&'a SharedRun, Part)>,
 }
 
 impl<'a> Stored<'a> {
@@ -43,12 +45,12 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// Returns the shards of `output` that any process of the run `shared` has stored.
+    /// Returns the shards of `output` that any process of the run in parts `shared` has stored.
     pub(super) fn of_part(
         job: &Job<'_>,
         input: &'a Input,
         output: &'a OutputArray,
-        shared: &'a SharedRun,
+        shared: (&'a SharedRun, Part),
     ) -> Result<Self, Failure> {
         Ok(Self {
             place: job.output.to_string(),
@@ -59,14 +61,14 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// Returns whether this is a part of a run, whose shards are created and never replaced.
-    pub(super) fn is_shared(&self) -> bool {
-        self.shared.is_some()
+    /// Returns the watch of the plan, if this is a part of a run, whose shards are created and never replaced.
+    pub(super) fn watch(&self) -> Option<Arc<PlanWatch>> {
+        self.shared.map(|(run, _)| run.watch().clone())
     }
 
     /// Returns whether the run goes on: another process may have completed it.
     pub(super) fn goes_on(&self) -> Result<bool, Failure> {
-        self.shared.map_or(Ok(true), SharedRun::goes_on)
+        self.shared.map_or(Ok(true), |(run, _)| run.goes_on())
     }
 
     /// Returns whether the shard with these indices, which covers `region`, is stored and [whole](is_whole),
@@ -83,7 +85,11 @@ impl<'a> Stored<'a> {
         let Some(shard) = found else {
             return Ok(false);
         };
-        if !is_whole(&shard) && self.is_shared() {
+        if !is_whole(&shard)
+            && let Some((run, part)) = self.shared
+        {
+            // The part may have been marked when the shard was whole.
+            run.unmark(part.number())?;
             return Err(Failure::not_well(format!(
                 "the shard {indices:?} of {} is not whole, and a run in parts replaces no shard",
                 self.place

@@ -39,16 +39,33 @@ impl Target {
         self.look(None)
     }
 
+    /// Returns whether a run without parts has claimed the target.
+    pub(super) fn is_claimed(&self) -> Result<bool, Failure> {
+        let marker = objects::get(&*self.store, INCOMPLETE);
+        let marker = marker.map_err(Failure::to(format_args!("look at {}", self.place)))?;
+        Ok(marker.is_some())
+    }
+
     fn look(&self, claim: Option<&Claim>) -> Result<Found, Failure> {
-        match &self.place {
-            Place::Directory(path) => directory::look(path, claim),
-            Place::Url(_) => objects::look(&self.place, &self.store),
+        let mut found = match &self.place {
+            Place::Directory(path) => directory::look(path, claim)?,
+            Place::Url(_) => objects::look(&self.place, &self.store)?,
+        };
+        // A run that replaces what a run in parts has stored takes it for the output of an interrupted run.
+        if found.marker.is_none() && self.is_in_parts()? {
+            found.marker = Some(Vec::new());
         }
+        Ok(found)
+    }
+
+    /// Returns whether a run in parts makes this output.
+    pub(super) fn is_in_parts(&self) -> Result<bool, Failure> {
+        shared_run::is_begun(&self.place, &self.store)
     }
 
     /// Checks that no run in parts makes this output, unless this run replaces it.
     fn must_not_be_in_parts(&self, mode: Mode) -> Result<(), Failure> {
-        if mode.overwrite || !shared_run::is_begun(&self.place, &self.store)? {
+        if mode.overwrite || !self.is_in_parts()? {
             return Ok(());
         }
         Err(Failure::failed(format!("{} is being made in parts", self.place)).with_remedy(
@@ -110,7 +127,7 @@ impl Target {
         self.must_not_be_in_parts(mode)?;
         if mode.overwrite {
             // Otherwise a part of an earlier run could take this output for that of its own run.
-            shared_run::forget(&self.place, &self.store)?;
+            shared_run::give_up(&self.place, &self.store, INCOMPLETE)?;
         }
         let claim = match &self.place {
             Place::Directory(path) => Some(directory::claim(path)?),
@@ -136,6 +153,11 @@ impl Target {
             (Start::Anew, Node::Group) => {}
         }
         begun.write_marker(&begun.marker.clone())?;
+        // A part that has made a plan meanwhile looks for the marker afterwards: one of both withdraws.
+        if let Err(failure) = self.must_not_be_in_parts(mode) {
+            begun.remove_marker()?;
+            return Err(failure);
+        }
         if node == Node::Group {
             self.hide_group("")?;
         }

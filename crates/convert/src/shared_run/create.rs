@@ -1,10 +1,12 @@
 //! Stores values that replace no other value: of several processes that create one value, one does.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use zarrs_cuda::storage::{Durable, NewFile};
+use zarrs_cuda::storage::{Durable, NewFile, Owner};
 use zarrs_cuda::writer::ConditionalStore;
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
@@ -12,8 +14,9 @@ use zarrs_storage::{
     StorageError, StoreKey, StorePrefix, WritableStorageTraits,
 };
 
+use super::watch::PlanWatch;
 use crate::failure::Failure;
-use crate::open::{self, Place, Store, forward_listing};
+use crate::open::{self, Place, RUN, Store, forward_listing};
 use crate::replace::{ReplacingFiles, sync_all_files};
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
@@ -108,20 +111,26 @@ impl Creating {
         Ok(self.store.get(key)?.filter(|stored| **stored != *value))
     }
 
-    /// Checks that the store obeys conditions, after this process has created `value` under `key`.
+    /// Checks that the store creates values, by an object that is created twice.
     ///
     /// # Errors
-    /// [`StorageError::Unsupported`] if the store has stored it once more.
-    pub(crate) fn must_obey(&self, key: &StoreKey, value: &[u8]) -> Result<()> {
+    /// [`StorageError::Unsupported`] if it replaces the object, or knows no conditions; its other errors.
+    pub(crate) fn must_create(&self) -> Result<()> {
         let By::Conditions(store) = &self.by else {
             return Ok(());
         };
-        match store.set_if(key, value.to_vec().into(), None)? {
-            None => Ok(()),
-            Some(_) => Err(StorageError::Unsupported(
-                "the store replaces values that it was asked to create".to_owned(),
-            )),
+        let random = RandomState::new().hash_one(Owner::this().to_string());
+        let key = StoreKey::new(format!("{RUN}/probe-{random:016x}"))?;
+        let create = || store.set_if(&key, Bytes::from_static(b"probe"), None);
+        let created = create()?.is_some() && create()?.is_some();
+        self.store.erase(&key)?;
+        if created {
+            return Err(StorageError::Unsupported(
+                "the store replaces objects that it is asked to create (If-None-Match: *)"
+                    .to_owned(),
+            ));
         }
+        Ok(())
     }
 }
 
@@ -129,13 +138,15 @@ impl Creating {
 pub(crate) struct CreatingStore {
     store: Arc<Store>,
     creating: Creating,
+    watch: Arc<PlanWatch>,
 }
 
 impl CreatingStore {
-    pub(crate) fn new(creating: Creating) -> Self {
+    pub(crate) fn new(creating: Creating, watch: Arc<PlanWatch>) -> Self {
         Self {
             store: creating.store.clone(),
             creating,
+            watch,
         }
     }
 }
@@ -165,7 +176,8 @@ impl ReadableStorageTraits for CreatingStore {
 impl WritableStorageTraits for CreatingStore {
     /// Leaves a value that is there: another process does the same part.
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
-        self.creating.create(key, value).map(drop)
+        let create = || self.creating.create(key, value);
+        self.watch.create(create, || self.store.erase(key))
     }
 
     fn set_partial_many(&self, key: &StoreKey, _parts: OffsetBytesIterator) -> Result<()> {

@@ -6,7 +6,7 @@
 //! | key below the output | content |
 //! |---|---|
 //! | `.zarrs-cuda-run/plan.json` | the plan |
-//! | `.zarrs-cuda-run/part-N` | the mark of a part: all of its shards are durable |
+//! | `.zarrs-cuda-run/part-PLAN-N` | the mark of a part of the run with this plan: all of its shards are durable |
 //! | `.zarrs-cuda-run/done.json` | the plan of a run that is complete |
 //!
 //! ```text
@@ -14,12 +14,15 @@
 //! read the plan, and compare; there is none:
 //!     check that the output is free: it is not: look for both again, because others may have begun meanwhile
 //!     create the plan
+//!     look whether a run without parts has begun meanwhile
 //! for each shard of the part
 //!     look at the plan: it is gone: end
 //!     look at the shard: it is there and whole: the next one
-//!     make it, and create it
-//! create the mark of the part
+//!     make it; look at the plan; create the shard; look at the plan, and erase the shard if the plan is gone
+//! look at the plan
+//! create the mark of the part, with the number of its shards and a hash of their places and sizes
 //! get the marks of all parts: one is missing, and there is no record of a complete run: end
+//! list the shards: those of a part are not those of its mark: delete the mark, end
 //! create the metadata of arrays, of inner groups, and of the root
 //! create the record of the complete run
 //! tidy: delete the plan, and the marks
@@ -30,22 +33,28 @@
 
 mod create;
 mod division;
+mod made;
 mod plan;
 mod status;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
-use zarrs::storage::{StorageError, StoreKey};
+use zarrs::storage::{Bytes, StorageError, StoreKey};
 
 pub(crate) use self::create::{Creating, CreatingStore};
 pub(crate) use self::division::starts;
+pub(crate) use self::made::{Made, found};
 pub(crate) use self::plan::{PartStart, PlannedNode, RunPlan, Wanted};
 pub use self::status::{MissingPart, RunStatus, status};
+pub(crate) use self::watch::PlanWatch;
+use crate::evidence::hash;
 use crate::failure::Failure;
 use crate::open::{Place, RUN, Store};
 use crate::replace::tidied;
@@ -62,9 +71,13 @@ fn done_key() -> Result<StoreKey, StorageError> {
     key("done.json")
 }
 
-fn mark_key(part: u64) -> Result<StoreKey, StorageError> {
-    key(&format!("part-{}", part + 1))
+/// Returns the key of the mark of a part, which counts from 0, of the run whose plan has this name.
+fn mark_key(plan: &str, part: u64) -> Result<StoreKey, StorageError> {
+    key(&format!("part-{plan}-{}", part + 1))
 }
+
+/// The largest number of parts: each process asks for the marks of all.
+const MOST_PARTS: u64 = 1 << 16;
 
 /// One part of a run: `3/16` is the third of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +94,12 @@ impl Part {
     /// There is no such part.
     pub fn new(number: u64, of: u64) -> Result<Self, Failure> {
         match (number.checked_sub(1), NonZeroU64::new(of)) {
-            (Some(number), Some(of)) if number < of.get() => Ok(Self { number, of }),
+            (Some(number), Some(parts)) if number < of && of <= MOST_PARTS => {
+                Ok(Self { number, of: parts })
+            }
+            _ if of > MOST_PARTS => Err(Failure::usage(format!(
+                "{of} parts are too many: a run has {MOST_PARTS} at most"
+            ))),
             _ => Err(Failure::usage(format!(
                 "there is no part {number} of {of}: parts count from 1"
             ))),
@@ -124,14 +142,17 @@ pub(crate) struct SharedRun {
     place: Place,
     creating: Creating,
     plan: RunPlan,
+    watch: Arc<PlanWatch>,
+    /// A name that other plans do not have.
+    name: String,
 }
 
 /// The state of a run after a part was marked.
 pub(crate) struct Marked {
     /// The parts without a mark, which count from 0: none if the run is complete.
     pub(crate) missing: Vec<u64>,
-    /// A line for people about temporaries that could not be deleted.
-    pub(crate) note: Option<String>,
+    /// Lines for people about what could not be deleted.
+    pub(crate) notes: Vec<String>,
 }
 
 /// The state in which a process finds a run.
@@ -142,10 +163,21 @@ pub(crate) enum Joined {
     Done,
 }
 
+/// The output, as a process sees it that wants to make a plan.
+pub(crate) trait Output {
+    /// Checks that nothing is stored there.
+    fn must_be_free(&self) -> Result<(), Failure>;
+
+    /// Checks, when the plan is there, that no run without parts has begun meanwhile.
+    fn must_not_be_claimed(&self) -> Result<(), Failure>;
+
+    /// Returns the first shard of each part.
+    fn starts(&self) -> Result<Vec<PartStart>, Failure>;
+}
+
 impl SharedRun {
-    /// Joins the run that is `wanted` at `place`: reads its plan, or makes one whose parts begin at `starts`. `check`
-    /// checks that nothing else is at `place`, before a plan is made. A run that this process `prepares` needs no store
-    /// that creates values.
+    /// Joins the run that is `wanted` at `place`: reads its plan, or makes one. A run that this process `prepares`
+    /// needs no store that creates values.
     ///
     /// # Errors
     /// The output is of another run; or the store creates no values, and this process does not prepare the run.
@@ -153,8 +185,7 @@ impl SharedRun {
         place: &Place,
         wanted: &Wanted,
         prepares: bool,
-        check: impl Fn() -> Result<(), Failure>,
-        starts: impl Fn() -> Result<Vec<PartStart>, Failure>,
+        output: &dyn Output,
     ) -> Result<Joined, Failure> {
         let store = Creating::open(place, false)?.store().clone();
         if Self::was_completed(place, &store, wanted)? {
@@ -164,11 +195,19 @@ impl SharedRun {
         let (bytes, shown) = if let Some(found) = found {
             found
         } else {
-            let checked = check();
+            let checked = output.must_be_free();
             // Other processes may have made the plan since the look, and written, and completed the run.
             match (stored(place, &store, plan_key())?, checked) {
                 (Some(found), _) => found,
-                (None, Ok(())) => made(place, RunPlan::new(wanted, starts()?), prepares)?,
+                (None, Ok(())) => {
+                    let plan = RunPlan::new(wanted, output.starts()?);
+                    let made = made(place, plan, prepares)?;
+                    // A run without parts looks for the plan after it has claimed the output: one of both withdraws.
+                    output.must_not_be_claimed().inspect_err(|_| {
+                        let _ = plan_key().and_then(|key| store.erase(&key));
+                    })?;
+                    made
+                }
                 (None, Err(failure)) => {
                     if Self::was_completed(place, &store, wanted)? {
                         return Ok(Joined::Done);
@@ -179,16 +218,18 @@ impl SharedRun {
         };
         let plan = RunPlan::read(&bytes, &shown)?;
         plan.must_be(wanted, &shown)?;
-        Ok(Joined::Run(Box::new(Self::of(place, plan)?)))
+        Ok(Joined::Run(Box::new(Self::of(place, plan, bytes)?)))
     }
 
-    /// Returns the run with `plan` at `place`.
-    fn of(place: &Place, plan: RunPlan) -> Result<Self, Failure> {
+    /// Returns the run with `plan` at `place`, which is stored as `bytes`.
+    fn of(place: &Place, plan: RunPlan, bytes: Bytes) -> Result<Self, Failure> {
         let creating = Creating::open(place, plan.may_replace)?;
         Ok(Self {
             place: place.clone(),
-            creating,
             plan,
+            name: format!("{:016x}", hash([&*bytes])),
+            watch: Arc::new(PlanWatch::new(place, creating.store(), bytes)),
+            creating,
         })
     }
 
@@ -199,7 +240,10 @@ impl SharedRun {
         };
         let plan = RunPlan::read(&bytes, &shown)?;
         plan.must_be(wanted, &shown)?;
-        tidy(place, store, &plan)?;
+        must_be_shown(place, store, &plan)?;
+        if stored(place, store, plan_key())?.is_some() {
+            tidy(place, store, &plan, &bytes);
+        }
         Ok(true)
     }
 
@@ -207,15 +251,17 @@ impl SharedRun {
         &self.plan
     }
 
+    pub(crate) fn watch(&self) -> &Arc<PlanWatch> {
+        &self.watch
+    }
+
     /// Returns whether the plan is still there. If it is not, another process has completed the run.
     ///
     /// # Errors
     /// The plan is gone, and the run is not complete; or there is another plan; the errors of the store.
     pub(crate) fn goes_on(&self) -> Result<bool, Failure> {
-        let store = &**self.creating.store();
-        let bytes = self.plan.bytes();
-        let found = stored(&self.place, store, plan_key())?;
-        if found.is_some_and(|(found, _)| *found == *bytes) {
+        let doing = format!("look at the plan of {}", self.place);
+        if self.watch.is_there().map_err(Failure::to(&doing))? {
             return Ok(true);
         }
         if self.is_complete()? {
@@ -231,60 +277,108 @@ impl SharedRun {
     /// Returns whether the run is complete.
     pub(crate) fn is_complete(&self) -> Result<bool, Failure> {
         let done = stored(&self.place, self.creating.store(), done_key())?;
-        Ok(done.is_some_and(|(done, _)| *done == *self.plan.bytes()))
+        Ok(done.is_some_and(|(done, _)| *done == *self.watch.bytes()))
     }
 
     /// Opens the store of the array at `path`, in which shards are created.
     pub(crate) fn store_of_array(&self, path: &str) -> Result<CreatingStore, Failure> {
         let creating = Creating::open(&self.place.join(path), self.plan.may_replace)?;
-        Ok(CreatingStore::new(creating))
+        Ok(CreatingStore::new(creating, self.watch.clone()))
     }
 
-    /// Marks `part`, all of whose shards are durable, and completes the run if all parts are marked. `notes` are facts
-    /// about the part.
-    pub(crate) fn mark(&self, part: Part, notes: &Value) -> Result<Marked, Failure> {
-        let mark = json!({ "plan": self.plan.name(), "part": part.to_string(), "notes": notes });
+    /// Marks `part`, whose shards are `made` and stored, and completes the run if all parts are marked.
+    pub(crate) fn mark(&self, part: Part, made: Made) -> Result<Marked, Failure> {
         let doing = format!("mark part {part} of {}", self.place);
-        let marked = self.creating.sync().and_then(|()| {
-            // Another process that has done this part may have noted other facts.
+        let sync = || self.creating.sync();
+        sync().map_err(Failure::to(&doing))?;
+        if self.goes_on()? {
+            let mark = json!({ "part": part.to_string(), "made": made });
             let mark = mark.to_string().into_bytes();
-            self.creating.create(&mark_key(part.number)?, mark.into())
-        });
-        marked.map_err(Failure::to(&doing))?;
+            let other =
+                mark_key(&self.name, part.number).and_then(|key| self.creating.agree(&key, &mark));
+            // Another process that has done this part has marked the same.
+            if let Some(other) = other.map_err(Failure::to(&doing))? {
+                self.unmark(part.number)?;
+                return Err(Failure::not_well(format!(
+                    "part {part} of {} has a mark for other shards than are stored: {}",
+                    self.place,
+                    String::from_utf8_lossy(&other)
+                ))
+                .with_remedy("make this part again"));
+            }
+            sync().map_err(Failure::to(&doing))?;
+        }
         self.finish()
+    }
+
+    /// Deletes the mark of a part, which counts from 0, because a shard of the part is missing or not whole.
+    pub(crate) fn unmark(&self, part: u64) -> Result<(), Failure> {
+        let erased = mark_key(&self.name, part).and_then(|key| self.creating.store().erase(&key));
+        erased.map_err(Failure::to(format_args!("delete a mark of {}", self.place)))
     }
 
     /// Completes the run if all parts are marked.
     pub(crate) fn finish(&self) -> Result<Marked, Failure> {
-        let mut missing = self.missing()?;
-        let mut note = None;
+        let marks = self.marks()?;
+        let store = self.creating.store();
+        let is_missing = |(_, mark): &(u64, &Option<Made>)| mark.is_none();
+        let mut missing: Vec<u64> = (0..)
+            .zip(&marks)
+            .filter(is_missing)
+            .map(|(n, _)| n)
+            .collect();
+        let mut notes = Vec::new();
         if self.is_complete()? {
             missing = Vec::new();
-            note = tidy(&self.place, self.creating.store(), &self.plan)?;
+            notes = tidy(&self.place, store, &self.plan, self.watch.bytes());
         } else if missing.is_empty() {
-            note = self.complete()?;
+            self.must_be_stored(&marks)?;
+            notes = self.complete()?;
         }
-        Ok(Marked { missing, note })
+        Ok(Marked { missing, notes })
     }
 
-    /// Returns the parts without a mark, which count from 0.
-    fn missing(&self) -> Result<Vec<u64>, Failure> {
-        let mut missing = Vec::new();
-        let name = self.plan.name();
-        for part in 0..self.plan.parts.get() {
-            let mark = stored(&self.place, self.creating.store(), mark_key(part))?;
-            let is_marked = mark.is_some_and(|(mark, _)| {
-                serde_json::from_slice::<Value>(&mark).is_ok_and(|mark| mark["plan"] == *name)
-            });
-            if !is_marked {
-                missing.push(part);
-            }
-        }
-        Ok(missing)
+    /// Returns the mark of each part.
+    fn marks(&self) -> Result<Vec<Option<Made>>, Failure> {
+        let marks = (0..self.plan.parts.get()).map(|part| {
+            let key = mark_key(&self.name, part);
+            let mark = stored(&self.place, self.creating.store(), key)?;
+            Ok(mark.and_then(|(mark, _)| {
+                let mark: Value = serde_json::from_slice(&mark).ok()?;
+                serde_json::from_value(mark["made"].clone()).ok()
+            }))
+        });
+        marks.collect()
     }
 
-    /// Lets readers see the output, and deletes the plan and the marks.
-    fn complete(&self) -> Result<Option<String>, Failure> {
+    /// Checks that all shards are stored which the marks of the parts say. Deletes the mark of a part whose shards are
+    /// not.
+    fn must_be_stored(&self, marks: &[Option<Made>]) -> Result<(), Failure> {
+        let found = found(self.creating.store(), &self.plan)?;
+        let parts = (0_u64..).zip(marks);
+        let wrong = parts.filter(|(part, mark)| {
+            let found = found.get(part).copied().unwrap_or_default();
+            mark.is_some_and(|mark| mark != found)
+        });
+        let wrong: Vec<u64> = wrong.map(|(part, _)| part).collect();
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        for part in &wrong {
+            self.unmark(*part)?;
+        }
+        let parts: Vec<String> = wrong.iter().map(|part| (part + 1).to_string()).collect();
+        Err(Failure::not_well(format!(
+            "shards of {} were deleted or changed after they were made: of the parts {}",
+            self.place,
+            parts.join(",")
+        ))
+        .with_remedy("make these parts again"))
+    }
+
+    /// Lets readers see the output, and deletes the plan and the marks. Returns lines for people about what could not
+    /// be deleted.
+    fn complete(&self) -> Result<Vec<String>, Failure> {
         let agree = |key: Result<StoreKey, StorageError>, value: &[u8], what: &dyn fmt::Display| {
             let other = key.and_then(|key| self.creating.agree(&key, value));
             let other = other.map_err(Failure::to(format_args!("finish {what}")))?;
@@ -297,41 +391,54 @@ impl SharedRun {
             .with_remedy("move them away, and run `zarrs-cuda status OUT --finish`"))
         };
         for PlannedNode { path, metadata } in &self.plan.nodes {
-            let key = match &**path {
-                "" => "zarr.json".to_owned(),
-                path => format!("{path}/zarr.json"),
-            };
-            let key = StoreKey::new(key).map_err(StorageError::from);
+            let key = metadata_key(path);
             agree(key, metadata.as_bytes(), &self.place.join(path))?;
         }
         let sync = || {
-            self.creating
-                .sync()
-                .map_err(Failure::to(format_args!("finish {}", self.place)))
+            let synced = self.creating.sync();
+            synced.map_err(Failure::to(format_args!("finish {}", self.place)))
         };
         sync()?;
-        agree(done_key(), &self.plan.bytes(), &self.place)?;
+        agree(done_key(), self.watch.bytes(), &self.place)?;
         sync()?;
-        tidy(&self.place, self.creating.store(), &self.plan)
+        let store = self.creating.store();
+        Ok(tidy(&self.place, store, &self.plan, self.watch.bytes()))
     }
+}
+
+fn metadata_key(path: &str) -> Result<StoreKey, StorageError> {
+    let key = match path {
+        "" => "zarr.json".to_owned(),
+        path => format!("{path}/zarr.json"),
+    };
+    Ok(StoreKey::new(key)?)
+}
+
+/// Checks that readers see the output of a run that is recorded as complete.
+fn must_be_shown(place: &Place, store: &Store, plan: &RunPlan) -> Result<(), Failure> {
+    let Some(root) = plan.nodes.last() else {
+        return Ok(());
+    };
+    let shown = stored(place, store, metadata_key(&root.path))?;
+    if shown.is_some() {
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "{place} was completed in parts, as {RUN}/done.json in it says, and its zarr.json is gone"
+    ))
+    .with_remedy("delete OUT as a whole, with this record in it, and begin again"))
 }
 
 /// Creates the plan, and returns its bytes and the name of the object. Returns the plan of another process that was
 /// created before.
-fn made(
-    place: &Place,
-    mut plan: RunPlan,
-    prepares: bool,
-) -> Result<(zarrs_storage::Bytes, String), Failure> {
-    let create = |plan: &RunPlan| -> Result<(zarrs_storage::Bytes, StoreKey), StorageError> {
+fn made(place: &Place, mut plan: RunPlan, prepares: bool) -> Result<(Bytes, String), Failure> {
+    let create = |plan: &RunPlan| -> Result<(Bytes, StoreKey), StorageError> {
         let creating = Creating::open(place, plan.may_replace)
             .map_err(|failure| StorageError::Other(failure.to_string()))?;
-        let (key, bytes) = (plan_key()?, plan.bytes());
-        if let Some(other) = creating.agree(&key, &bytes)? {
-            return Ok((other, key));
-        }
-        creating.must_obey(&key, &bytes)?;
-        Ok((bytes.into(), key))
+        creating.must_create()?;
+        let (key, bytes) = (plan_key()?, plan.bytes().map_err(StorageError::Other)?);
+        let other = creating.agree(&key, &bytes)?;
+        Ok((other.unwrap_or_else(|| bytes.into()), key))
     };
     let mut created = create(&plan);
     if prepares && matches!(created, Err(StorageError::Unsupported(_))) {
@@ -355,7 +462,7 @@ fn stored(
     place: &Place,
     store: &Store,
     key: Result<StoreKey, StorageError>,
-) -> Result<Option<(zarrs_storage::Bytes, String)>, Failure> {
+) -> Result<Option<(Bytes, String)>, Failure> {
     let key = key.map_err(Failure::to(format_args!("look at {place}")))?;
     let shown = place.join(key.as_str()).to_string();
     let value = store
@@ -365,19 +472,25 @@ fn stored(
 }
 
 /// Deletes the plan and the marks of a run that is complete, and the temporaries of processes that have ended. Returns
-/// a line for people about other temporaries.
-fn tidy(place: &Place, store: &Store, plan: &RunPlan) -> Result<Option<String>, Failure> {
-    let doing = format!("tidy {place}");
+/// lines for people about what could not be deleted: the output is complete anyway.
+fn tidy(place: &Place, store: &Store, plan: &RunPlan, bytes: &[u8]) -> Vec<String> {
+    let name = format!("{:016x}", hash([bytes]));
     // The plan goes first: a process that looks at it stops.
-    let marks = (0..plan.parts.get()).map(mark_key);
-    for key in std::iter::once(plan_key()).chain(marks) {
-        let erased = key.and_then(|key| store.erase(&key));
-        erased.map_err(Failure::to(&doing))?;
+    let marks = (0..plan.parts.get()).map(|part| mark_key(&name, part));
+    let erased = std::iter::once(plan_key())
+        .chain(marks)
+        .try_for_each(|key| store.erase(&key?));
+    let mut notes = Vec::new();
+    if let Err(error) = erased {
+        notes.push(format!("note: {RUN} in {place} is left: {error}"));
     }
-    match place {
-        Place::Directory(path) => Ok(tidied(path).map_err(Failure::to(&doing))?.note()),
-        Place::Url(_) => Ok(None), // an upload that is not complete makes no object
+    if let Place::Directory(path) = place {
+        match tidied(path) {
+            Ok(left) => notes.extend(left.note()),
+            Err(error) => notes.push(format!("note: temporary files may be left: {error}")),
+        }
     }
+    notes
 }
 
 /// Returns whether there is the plan of a run that is not complete.
@@ -385,19 +498,30 @@ pub(crate) fn is_begun(place: &Place, store: &Store) -> Result<bool, Failure> {
     Ok(stored(place, store, plan_key())?.is_some())
 }
 
-/// Deletes all traces of runs in parts at `place`, before another run replaces its output.
-pub(crate) fn forget(place: &Place, store: &Store) -> Result<(), Failure> {
-    for key in [plan_key(), done_key()] {
-        if let Some((bytes, shown)) = stored(place, store, key)? {
-            // Marks have the name of their plan, so those of a plan that cannot be read do no harm.
-            if let Ok(plan) = RunPlan::read(&bytes, &shown) {
-                tidy(place, store, &plan)?;
-            }
+/// Makes what a run in parts has stored the output of an interrupted run, whose arrays and root have the marker
+/// `marker`, and deletes all traces of runs in parts. Another run may replace the output then.
+pub(crate) fn give_up(place: &Place, store: &Store, marker: &str) -> Result<(), Failure> {
+    let doing = format!("empty {place}");
+    if let Some((bytes, shown)) = stored(place, store, plan_key())? {
+        let plan = RunPlan::read(&bytes, &shown)?;
+        let mark = |path: &str| {
+            let key = match path {
+                "" => marker.to_owned(),
+                path => format!("{path}/{marker}"),
+            };
+            let key = StoreKey::new(key).map_err(StorageError::from);
+            let marked = key.and_then(|key| store.set(&key, Bytes::new()));
+            marked.map_err(Failure::to(&doing))
+        };
+        mark("")?;
+        for node in plan.nodes.iter().filter(|node| node.is_array()) {
+            mark(&node.path)?;
         }
+        tidy(place, store, &plan, &bytes);
     }
     for key in [plan_key(), done_key()] {
         let erased = key.and_then(|key| store.erase(&key));
-        erased.map_err(Failure::to(format_args!("empty {place}")))?;
+        erased.map_err(Failure::to(&doing))?;
     }
     Ok(())
 }

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Part;
-use crate::evidence::hash;
 use crate::failure::Failure;
 
 /// The version of the plan's format.
@@ -23,7 +22,7 @@ pub(crate) struct RunPlan {
     command: String,
     /// The arguments that affect the output, by the names of their options.
     arguments: Map<String, Value>,
-    /// The engine that encodes, which affects the bytes of shards.
+    /// The setting of the engine that encodes. Bytes of shards depend on the engine, elements do not.
     backend: String,
     /// The place of the input, and a hash of all of its metadata.
     input: String,
@@ -34,6 +33,10 @@ pub(crate) struct RunPlan {
     pub(crate) may_replace: bool,
     /// The nodes of the output, in the order in which readers may see them: each group after the nodes in it.
     pub(crate) nodes: Vec<PlannedNode>,
+    /// The number of stored chunks of each array of the input; `None` if they cannot be listed.
+    chunks: Vec<Option<u64>>,
+    /// The paths of arrays and groups that are left out, because they cannot be re-encoded.
+    pub(crate) left_out: Vec<String>,
     /// The first shard of each part. A part ends where the next one begins.
     pub(crate) starts: Vec<PartStart>,
 }
@@ -47,12 +50,20 @@ pub(crate) struct PlannedNode {
     pub(crate) metadata: String,
 }
 
+impl PlannedNode {
+    pub(crate) fn is_array(&self) -> bool {
+        let metadata: Result<Value, _> = serde_json::from_str(&self.metadata);
+        metadata.is_ok_and(|metadata| metadata["node_type"] == "array")
+    }
+}
+
 /// The shard at which a part begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct PartStart {
     /// The number of the array among the arrays of the run.
     pub(crate) array: usize,
-    /// The position of the shard in the grid of the array, in C order.
+    /// The position of the shard in the grid of the array, in C order. It is text, because it may need 128 bits.
+    #[serde(with = "text")]
     pub(crate) shard: u128,
 }
 
@@ -65,6 +76,22 @@ pub(crate) struct Wanted {
     pub(crate) input_metadata: u64,
     pub(crate) parts: NonZeroU64,
     pub(crate) nodes: Vec<PlannedNode>,
+    pub(crate) chunks: Vec<Option<u64>>,
+    pub(crate) left_out: Vec<String>,
+}
+
+/// Numbers as text.
+mod text {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(number: &u128, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(number)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<u128, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 impl RunPlan {
@@ -80,15 +107,20 @@ impl RunPlan {
             parts: wanted.parts,
             may_replace: false,
             nodes: wanted.nodes.clone(),
+            chunks: wanted.chunks.clone(),
+            left_out: wanted.left_out.clone(),
             starts,
         }
     }
 
     /// Reads a stored plan. `shown` names the object.
     pub(crate) fn read(bytes: &[u8], shown: &str) -> Result<Self, Failure> {
-        let value: Value = serde_json::from_slice(bytes).map_err(|error| {
-            Failure::failed(format!("cannot understand the plan {shown}: {error}"))
-        })?;
+        let not_understood = |error: serde_json::Error| {
+            Failure::failed(format!("cannot understand the plan {shown}: {error}")).with_remedy(
+                "delete OUT as a whole, with the plan in it, and begin again; or name another OUT",
+            )
+        };
+        let value: Value = serde_json::from_slice(bytes).map_err(not_understood)?;
         let version = &value["zarrs_cuda_run"];
         if version.as_u64() != Some(VERSION) {
             return Err(Failure::failed(format!(
@@ -96,9 +128,7 @@ impl RunPlan {
             ))
             .with_remedy("let one version of the program do all parts"));
         }
-        let plan: Self = serde_json::from_value(value).map_err(|error| {
-            Failure::failed(format!("cannot understand the plan {shown}: {error}"))
-        })?;
+        let plan: Self = serde_json::from_value(value).map_err(not_understood)?;
         if plan.starts.len() as u64 != plan.parts.get() || !plan.starts.is_sorted() {
             return Err(Failure::failed(format!(
                 "the plan {shown} has {} beginnings for {} parts, or not in their order",
@@ -109,14 +139,17 @@ impl RunPlan {
         Ok(plan)
     }
 
-    pub(crate) fn bytes(&self) -> Vec<u8> {
-        // A structure of strings and numbers is always JSON.
-        serde_json::to_vec_pretty(self).unwrap_or_default()
-    }
-
-    /// Returns a name for the plan, which other plans do not have.
-    pub(crate) fn name(&self) -> String {
-        format!("{:016x}", hash([&*self.bytes()]))
+    /// Returns the plan as it is stored.
+    ///
+    /// # Errors
+    /// The plan would not be read as it is.
+    pub(crate) fn bytes(&self) -> Result<Vec<u8>, String> {
+        let bytes = serde_json::to_vec_pretty(self).map_err(|error| error.to_string())?;
+        match Self::read(&bytes, "that is made") {
+            Ok(read) if read == *self => Ok(bytes),
+            Ok(_) => Err("the plan would be read otherwise than it is".to_owned()),
+            Err(failure) => Err(failure.to_string()),
+        }
     }
 
     pub(crate) fn input(&self) -> &str {
@@ -137,7 +170,7 @@ impl RunPlan {
             "the plan {shown} is of another run: {difference}"
         ))
         .with_remedy(
-            "give each part the same arguments; or name another OUT; or begin again with --prepare and --overwrite, \
+            "give each part the same arguments; or name another OUT; or begin again by --prepare with --overwrite, \
              when no part runs",
         ))
     }
@@ -191,6 +224,22 @@ impl RunPlan {
                     return Some(format!("the metadata of {name} are others there"));
                 }
                 _ => {}
+            }
+        }
+        if self.left_out != other.left_out {
+            let [stored, here] = [self, other].map(|plan| plan.left_out.join(", "));
+            return differ("what is left out", &stored, &here);
+        }
+        for (number, (stored, here)) in self.chunks.iter().zip(&other.chunks).enumerate() {
+            if stored != here {
+                let name = self.nodes.get(number).map_or("", |node| &node.path);
+                let count =
+                    |chunks: &Option<u64>| chunks.map_or("unknown".to_owned(), |n| n.to_string());
+                let what = format!(
+                    "the number of stored chunks of IN{}{name}",
+                    if name.is_empty() { "" } else { "/" }
+                );
+                return differ(&what, &count(stored), &count(here));
             }
         }
         (stored != here).then(|| "the order of the arrays is another one".to_owned())

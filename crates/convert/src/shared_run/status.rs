@@ -2,18 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use serde_json::Value;
-use zarrs::array::{Array, ArrayMetadata};
-use zarrs_cuda::maintenance::Shards;
 
-use super::{PartStart, RunPlan, SharedRun, done_key, plan_key, stored};
+use super::made::for_each_shard;
+use super::{Marked, RunPlan, SharedRun, done_key, must_be_shown, plan_key, stored};
 use crate::failure::Failure;
-use crate::grid::Grid;
-use crate::open::{self, Place, Store, Stores};
+use crate::open::{self, Place, Stores};
 
 /// The state of a run in parts.
 #[derive(Clone, Debug, Serialize)]
@@ -27,8 +23,12 @@ pub struct RunStatus {
     pub parts: NonZeroU64,
     /// The parts that are not complete.
     pub missing: Vec<MissingPart>,
+    /// The paths of arrays and groups that cannot be made, and are left out.
+    pub left_out: Vec<String>,
     /// Whether readers see the output.
     pub is_complete: bool,
+    /// Lines for people about what could not be deleted.
+    pub notes: Vec<String>,
 }
 
 /// A part that is not complete: it has not begun, is being made, or its process has ended.
@@ -49,29 +49,36 @@ pub struct MissingPart {
 /// There is no such run; the errors of the store.
 pub fn status(place: &Place, finish: bool) -> Result<RunStatus, Failure> {
     let stores = open::output(place)?;
-    let of = |plan: &RunPlan, missing, is_complete| RunStatus {
+    let of = |plan: &RunPlan, missing, is_complete, notes| RunStatus {
         command: plan.command().to_owned(),
         input: plan.input().to_owned(),
         parts: plan.parts,
         missing,
+        left_out: plan.left_out.clone(),
         is_complete,
+        notes,
     };
-    let store = stores.store.clone();
-    let done = stored(place, &store, done_key())?;
-    let Some((bytes, shown)) = stored(place, &store, plan_key())? else {
+    let store = &*stores.store;
+    let done = stored(place, store, done_key())?;
+    let Some((bytes, shown)) = stored(place, store, plan_key())? else {
         let Some((bytes, shown)) = done else {
-            return Err(
-                Failure::failed(format!("{place} is not made in parts: it has no plan"))
-                    .with_remedy("name the OUT of a command with --part"),
-            );
+            return Err(Failure::failed(format!(
+                "{place} is not made in parts: it has no plan"
+            ))
+            .with_remedy("name the OUT of a command with --part; `zarrs-cuda inspect` tells what is there"));
         };
-        return Ok(of(&RunPlan::read(&bytes, &shown)?, Vec::new(), true));
+        let plan = RunPlan::read(&bytes, &shown)?;
+        must_be_shown(place, store, &plan)?;
+        return Ok(of(&plan, Vec::new(), true, Vec::new()));
     };
-    let run = SharedRun::of(place, RunPlan::read(&bytes, &shown)?)?;
-    let missing = if finish {
-        run.finish()?.missing
+    let run = SharedRun::of(place, RunPlan::read(&bytes, &shown)?, bytes)?;
+    let (missing, notes) = if finish {
+        let Marked { missing, notes } = run.finish()?;
+        (missing, notes)
     } else {
-        run.missing()?
+        let marks = run.marks()?;
+        let missing = (0..).zip(&marks).filter(|(_, mark)| mark.is_none());
+        (missing.map(|(part, _)| part).collect(), Vec::new())
     };
     let is_complete = run.is_complete()?;
     let missing = if is_complete || missing.is_empty() {
@@ -79,7 +86,7 @@ pub fn status(place: &Place, finish: bool) -> Result<RunStatus, Failure> {
     } else {
         of_parts(place, &stores, run.plan(), &missing)?
     };
-    Ok(of(run.plan(), missing, is_complete))
+    Ok(of(run.plan(), missing, is_complete, notes))
 }
 
 /// Returns what is stored of the parts `missing`, which count from 0.
@@ -91,24 +98,12 @@ fn of_parts(
 ) -> Result<Vec<MissingPart>, Failure> {
     let mut found: BTreeMap<u64, (u64, Option<SystemTime>)> = BTreeMap::new();
     let times = times(place, stores)?;
-    for (number, array) in arrays(&stores.store, plan)?.into_iter().enumerate() {
-        let grid = Grid::of(&array)?;
-        let shards = Shards::of(&array).map_err(Failure::from)?;
-        for (indices, _) in shards.stored().map_err(Failure::from)? {
-            let Some(shard) = grid.position(&indices) else {
-                continue;
-            };
-            let at = PartStart {
-                array: number,
-                shard,
-            };
-            let part = plan.starts.partition_point(|start| *start <= at) as u64;
-            let entry = found.entry(part.saturating_sub(1)).or_default();
-            entry.0 += 1;
-            let time = times(array.chunk_key(&indices).as_str())?;
-            entry.1 = entry.1.max(time);
-        }
-    }
+    for_each_shard(&stores.store, plan, |part, _, _, array, indices| {
+        let (shards, newest) = found.entry(part).or_default();
+        *shards += 1;
+        *newest = (*newest).max(times(array.chunk_key(indices).as_str())?);
+        Ok(())
+    })?;
     let now = SystemTime::now();
     let parts = missing.iter().map(|&part| {
         let (shards, newest) = found.get(&part).copied().unwrap_or_default();
@@ -120,24 +115,6 @@ fn of_parts(
         }
     });
     Ok(parts.collect())
-}
-
-/// Returns the arrays of a plan, in their order. They are not visible to readers yet.
-fn arrays(store: &Arc<Store>, plan: &RunPlan) -> Result<Vec<Array<Store>>, Failure> {
-    let mut arrays = Vec::new();
-    for node in &plan.nodes {
-        let doing = format!("understand the metadata of {} in the plan", node.path);
-        let metadata: Value = serde_json::from_str(&node.metadata).map_err(Failure::to(&doing))?;
-        if metadata["node_type"] != "array" {
-            continue;
-        }
-        let metadata: ArrayMetadata =
-            serde_json::from_value(metadata).map_err(Failure::to(&doing))?;
-        let path = format!("/{}", node.path);
-        let array = Array::new_with_metadata(store.clone(), &path, metadata);
-        arrays.push(array.map_err(Failure::to(&doing))?);
-    }
-    Ok(arrays)
 }
 
 /// A function that returns the time at which the value of a key was stored, if that is known.
