@@ -97,8 +97,8 @@ class Runs:
     ends : list of slice
         Where the elements of each run are among those of all runs.
     order : numpy.ndarray
-        The numbers of the elements among those that are selected, in the order of the runs. Of several elements
-        for one place, it is the last.
+        The numbers of the elements among those that are selected, in the order of the runs. Of several
+        elements for one place, it is the last.
     selected : tuple of int
         The shape of what is selected.
     """
@@ -127,9 +127,15 @@ def runs(selection: Any, shape: tuple[int, ...]) -> Runs | None:
     numbers, _ = _numbers(selection, shape)
     if numbers is None:
         entries = selection if isinstance(selection, tuple) else (selection,)
-        if len(entries) != 1 or getattr(entries[0], "dtype", None) != bool or entries[0].shape != shape:
+        mask = entries[0]
+        if (
+            len(entries) != 1
+            or not isinstance(mask, np.ndarray)
+            or mask.dtype.kind != "b"
+            or mask.shape != shape
+        ):
             return None
-        numbers = list(np.nonzero(entries[0]))
+        numbers = list(np.nonzero(mask))
     selected = np.broadcast_shapes(*(axis.shape for axis in numbers))
     flat = np.zeros(selected, np.intp)
     for axis, extent in zip(numbers, shape, strict=True):
