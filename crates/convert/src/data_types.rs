@@ -3,11 +3,12 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use zarrs::array::data_type::BytesDataType;
-use zarrs::array::{DataType, FillValue};
+use zarrs::array::{ArrayMetadata, DataType, FillValue};
 use zarrs::metadata::FillValueMetadata;
 use zarrs::metadata::v3::{ArrayMetadataV3, MetadataV3};
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 
+use crate::extensions::Structure;
 use crate::failure::Failure;
 
 /// The names of data types that zarr-python 3.4 opens. tensorstore opens only the numbers among them.
@@ -39,6 +40,9 @@ const TENSORSTORE: [&str; 1] = ["bfloat16"];
 
 /// Checks that another implementation opens a new array of `data_type`.
 pub fn must_be_read_elsewhere(data_type: &DataType) -> Result<(), Failure> {
+    if let Some(structure) = data_type.downcast_ref::<Structure>() {
+        return structure.data_types().try_for_each(must_be_read_elsewhere);
+    }
     let name = data_type.name(ZarrVersion::V3);
     let is_known = |name: &str| ZARR_PYTHON.contains(&name) || TENSORSTORE.contains(&name);
     if name.as_deref().is_some_and(is_known) {
@@ -67,4 +71,14 @@ pub fn as_others_read(mut metadata: ArrayMetadataV3, fill_value: &FillValue) -> 
         metadata.fill_value = FillValueMetadata::from(base64);
     }
     metadata
+}
+
+/// Returns the text of `metadata`. The same metadata are the same text: zarrs has the fields of a fill value in
+/// no order, and this function sorts them by name.
+pub(crate) fn as_json(metadata: &ArrayMetadata) -> serde_json::Result<Vec<u8>> {
+    let mut metadata = serde_json::to_value(metadata)?;
+    if let Some(fill_value) = metadata.get_mut("fill_value") {
+        fill_value.sort_all_objects();
+    }
+    serde_json::to_vec_pretty(&metadata)
 }

@@ -58,7 +58,7 @@ mod reencode;
 mod remote;
 mod shard_file;
 mod shared_run;
-mod version2;
+mod v2;
 mod watcher;
 
 // These modules are for the command alone: no promise of semantic versioning covers them.

@@ -1,4 +1,4 @@
-//! The codec `fixedscaleoffset`, as numcodecs calculates it.
+//! The codec `fixedscaleoffset` of Zarr v3, as numcodecs calculates it.
 //!
 //! zarrs keeps the scale and the offset as `float32`, and converts every element to `float32` in between.
 //! This codec keeps both numbers as the metadata have them. It calculates in the data type in which numpy
@@ -16,35 +16,29 @@ use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
 use zarrs::storage::StorageError;
 use zarrs_codec::{
     ArrayCodecTraits, ArrayPartialDecoderTraits, ArrayToArrayCodecTraits, Codec, CodecError,
-    CodecMetadataOptions, CodecOptions, CodecRuntimePluginV2, CodecRuntimePluginV3, CodecTraits,
-    PartialDecoderCapability, PartialEncoderCapability, RecommendedConcurrency, register_codec_v2,
-    register_codec_v3,
+    CodecMetadataOptions, CodecOptions, CodecRuntimePluginV3, CodecTraits,
+    PartialDecoderCapability, PartialEncoderCapability, RecommendedConcurrency, register_codec_v3,
 };
 
-use super::number::{ByteOrder, Number};
+use super::number::Number;
 
-const V2_NAME: &str = "fixedscaleoffset";
-const V3_NAME: &str = "numcodecs.fixedscaleoffset";
+const NAME: &str = "numcodecs.fixedscaleoffset";
 
 pub(super) fn register() {
-    register_codec_v2(CodecRuntimePluginV2::new(
-        |name| name == V2_NAME,
-        |metadata| create(metadata.configuration(), ZarrVersion::V2),
-    ));
     register_codec_v3(CodecRuntimePluginV3::new(
-        |name| name == V3_NAME,
+        |name| name == NAME,
         |metadata| {
             let empty = Json::default();
-            create(metadata.configuration().unwrap_or(&empty), ZarrVersion::V3)
+            create(metadata.configuration().unwrap_or(&empty))
         },
     ));
 }
 
-fn create(configuration: &Json, version: ZarrVersion) -> Result<Codec, PluginCreateError> {
-    let configuration = Configuration::parse(configuration).map_err(PluginCreateError::Other)?;
+fn create(configuration: &Json) -> Result<Codec, PluginCreateError> {
+    let configuration = Configuration::parse(configuration)
+        .map_err(|error| PluginCreateError::Other(format!("{NAME}: {error}")))?;
     Ok(Codec::ArrayToArray(Arc::new(FixedScaleOffset {
         configuration,
-        version,
     })))
 }
 
@@ -62,29 +56,17 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Returns the configuration of a filter of Zarr v2; `None` if `id` is another filter's.
-    pub fn of_filter(id: &str, configuration: &Json) -> Option<Result<Self, String>> {
-        (id == V2_NAME).then(|| Self::parse(configuration))
-    }
-
-    fn parse(json: &Json) -> Result<Self, String> {
+    pub(crate) fn parse(json: &Json) -> Result<Self, String> {
         let number = |name: &str| {
             let value = json.get(name);
-            value.and_then(Value::as_f64).ok_or_else(|| {
-                format!(
-                    "{V2_NAME}: its `{name}` is {}, and not a number",
-                    json!(value)
-                )
-            })
+            value
+                .and_then(Value::as_f64)
+                .ok_or_else(|| format!("its `{name}` is {}, and not a number", json!(value)))
         };
         let data_type = |name: &str| match json.get(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Number::parse(text)
-                .map(Some)
-                .map_err(|error| format!("{V2_NAME}: {error}")),
-            Some(other) => Err(format!(
-                "{V2_NAME}: its `{name}` is {other}, and not a data type"
-            )),
+            Some(Value::String(text)) => Number::parse(text).map(Some),
+            Some(other) => Err(format!("its `{name}` is {other}, and not a data type")),
         };
         Ok(Self {
             json: json.clone(),
@@ -94,19 +76,42 @@ impl Configuration {
             astype: data_type("astype")?,
         })
     }
+
+    /// Returns the elements of `dtype` whose encodings of `astype` are `encoded`; both in native byte order.
+    ///
+    /// # Errors
+    /// An element is one that `dtype` cannot hold.
+    pub(crate) fn decoded(
+        &self,
+        encoded: &[u8],
+        dtype: Number,
+        astype: Number,
+    ) -> Result<Vec<u8>, String> {
+        let &Self { scale, offset, .. } = self;
+        let precision = astype.precision();
+        let mut decoded = Vec::with_capacity(encoded.len() / astype.size * dtype.size);
+        for element in encoded.chunks_exact(astype.size) {
+            let encoded = astype.read(element);
+            let value = precision.decoded(encoded, scale, offset);
+            if !dtype.write(value, &mut decoded) {
+                return Err(format!(
+                    "{encoded} / {scale} + {offset} is {value}, which {dtype} cannot hold"
+                ));
+            }
+        }
+        Ok(decoded)
+    }
 }
 
 #[derive(Clone, Debug)]
 struct FixedScaleOffset {
     configuration: Configuration,
-    version: ZarrVersion,
 }
 
 impl FixedScaleOffset {
     /// Returns the data types of the decoded and of the encoded elements, for an array of `data_type`.
     fn numbers(&self, data_type: &DataType) -> Result<(Number, Number), CodecError> {
-        let unsupported =
-            || CodecError::UnsupportedDataType(data_type.clone(), V3_NAME.to_string());
+        let unsupported = || CodecError::UnsupportedDataType(data_type.clone(), NAME.to_string());
         let Configuration { dtype, astype, .. } = self.configuration;
         let dtype = match dtype {
             Some(dtype) => dtype,
@@ -123,32 +128,11 @@ impl FixedScaleOffset {
         }
         Ok((dtype, astype.unwrap_or(dtype)))
     }
-
-    /// Returns whether this codec must swap the bytes of the encoded elements, because `dtype` and `astype`
-    /// differ in byte order.
-    ///
-    /// In Zarr v2, the order of `dtype` applies to the bytes of the whole chain. In v3, the codec `bytes` has
-    /// the byte order of the encoded elements.
-    fn is_swapped(&self, dtype: Number, astype: Number) -> bool {
-        matches!(self.version, ZarrVersion::V2)
-            && astype.order != ByteOrder::None
-            && dtype.order != ByteOrder::None
-            && astype.order != dtype.order
-    }
-}
-
-fn reverse_each(bytes: &mut [u8], size: usize) {
-    for element in bytes.chunks_exact_mut(size) {
-        element.reverse();
-    }
 }
 
 impl ExtensionName for FixedScaleOffset {
     fn name(&self, version: ZarrVersion) -> Option<Cow<'static, str>> {
-        Some(Cow::Borrowed(match version {
-            ZarrVersion::V2 => V2_NAME,
-            ZarrVersion::V3 => V3_NAME,
-        }))
+        matches!(version, ZarrVersion::V3).then_some(Cow::Borrowed(NAME))
     }
 }
 
@@ -213,9 +197,6 @@ impl ArrayToArrayCodecTraits for FixedScaleOffset {
             // numcodecs, too, loses a value that the encoded data type cannot have.
             astype.write(value, &mut encoded);
         }
-        if self.is_swapped(dtype, astype) {
-            reverse_each(&mut encoded, astype.size);
-        }
         Ok(encoded.into())
     }
 
@@ -227,7 +208,7 @@ impl ArrayToArrayCodecTraits for FixedScaleOffset {
         _fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
-        let decoded = self.decoded(bytes.into_fixed()?, data_type)?;
+        let decoded = self.decoded(&bytes.into_fixed()?, data_type)?;
         Ok(decoded.into())
     }
 
@@ -284,7 +265,9 @@ impl ArrayPartialDecoderTraits for PartialDecoder {
             )?);
         }
         let encoded = self.encoded.partial_decode(indexer, options)?;
-        let decoded = self.codec.decoded(encoded.into_fixed()?, &self.data_type)?;
+        let decoded = self
+            .codec
+            .decoded(&encoded.into_fixed()?, &self.data_type)?;
         Ok(decoded.into())
     }
 
@@ -294,28 +277,10 @@ impl ArrayPartialDecoderTraits for PartialDecoder {
 }
 
 impl FixedScaleOffset {
-    fn decoded(
-        &self,
-        mut bytes: Cow<'_, [u8]>,
-        data_type: &DataType,
-    ) -> Result<Vec<u8>, CodecError> {
+    fn decoded(&self, bytes: &[u8], data_type: &DataType) -> Result<Vec<u8>, CodecError> {
         let (dtype, astype) = self.numbers(data_type)?;
-        let Configuration { scale, offset, .. } = self.configuration;
-        let precision = astype.precision();
-        if self.is_swapped(dtype, astype) {
-            reverse_each(bytes.to_mut(), astype.size);
-        }
-        let mut decoded = Vec::with_capacity(bytes.len() / astype.size * dtype.size);
-        for element in bytes.chunks_exact(astype.size) {
-            let encoded = astype.read(element);
-            let value = precision.decoded(encoded, scale, offset);
-            if !dtype.write(value, &mut decoded) {
-                return Err(CodecError::Other(format!(
-                    "{V2_NAME}: {encoded} / {scale} + {offset} is {value}, which {data_type} cannot hold"
-                )));
-            }
-        }
-        Ok(decoded)
+        let decoded = self.configuration.decoded(bytes, dtype, astype);
+        decoded.map_err(|error| CodecError::Other(format!("{NAME}: {error}")))
     }
 }
 
@@ -323,16 +288,11 @@ impl FixedScaleOffset {
 mod tests {
     use super::*;
 
-    fn decode(
-        configuration: &Value,
-        version: ZarrVersion,
-        encoded: &[u8],
-    ) -> Result<Vec<u8>, String> {
+    fn decode(configuration: &Value, encoded: &[u8]) -> Result<Vec<u8>, String> {
         let json = configuration.as_object().unwrap();
         let json: Json = json.clone().into();
         let codec = FixedScaleOffset {
             configuration: Configuration::parse(&json)?,
-            version,
         };
         let data_type = codec.configuration.dtype.unwrap().data_type();
         let size = data_type.fixed_size().unwrap();
@@ -354,18 +314,9 @@ mod tests {
     fn numbers_are_as_precise_as_in_the_metadata() {
         let configuration =
             json!({ "scale": 0.1, "offset": -3.7, "dtype": "<f8", "astype": "<i2" });
-        let decoded = decode(&configuration, ZarrVersion::V2, &[3, 0, 251, 255]).unwrap();
+        let decoded = decode(&configuration, &[3, 0, 251, 255]).unwrap();
         let expected = [3.0 / 0.1 - 3.7, -5.0 / 0.1 - 3.7].map(f64::to_ne_bytes);
         assert_eq!(decoded, expected.concat());
-    }
-
-    #[test]
-    fn orders_differ_in_v2_alone() {
-        let configuration = json!({ "scale": 1, "offset": 0, "dtype": "<i4", "astype": ">i2" });
-        let native = decode(&configuration, ZarrVersion::V3, &258_i16.to_ne_bytes());
-        assert_eq!(native.unwrap(), 258_i32.to_ne_bytes());
-        let swapped = decode(&configuration, ZarrVersion::V2, &258_i16.to_ne_bytes());
-        assert_eq!(swapped.unwrap(), 513_i32.to_ne_bytes());
     }
 
     #[test]
@@ -373,7 +324,7 @@ mod tests {
         for (dtype, scale) in [("u1", 0.1), ("i8", 1e-30), ("i2", 0.0)] {
             let configuration =
                 json!({ "scale": scale, "offset": 0, "dtype": dtype, "astype": "u1" });
-            let error = decode(&configuration, ZarrVersion::V3, &[200]).unwrap_err();
+            let error = decode(&configuration, &[200]).unwrap_err();
             assert!(error.contains("cannot hold"), "{error}");
         }
     }

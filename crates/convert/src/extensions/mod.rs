@@ -1,4 +1,5 @@
-//! Codecs and data types that the command adds to zarrs, or whose implementations it replaces.
+//! Data types and codecs that the command adds to zarrs, or whose implementations it replaces. The codecs of
+//! Zarr v2 are in `v2`.
 //!
 //! zarrs looks at implementations that are registered at run time before those that it was compiled with.
 
@@ -6,11 +7,15 @@ mod fixed_bytes;
 mod fixed_scale_offset;
 mod number;
 mod numpy_time;
+mod structure;
 
 use std::sync::Once;
 
+use crate::v2;
+
 pub use self::fixed_scale_offset::Configuration as FixedScaleOffset;
 pub use self::number::{ByteOrder, Number};
+pub(crate) use self::structure::{Structure, as_simple_name, as_written};
 
 /// Registers all codecs and data types of this module for this process, once. Call it before an array is
 /// opened.
@@ -20,5 +25,7 @@ pub fn register() {
         fixed_scale_offset::register();
         fixed_bytes::register();
         numpy_time::register();
+        structure::register();
+        v2::register();
     });
 }

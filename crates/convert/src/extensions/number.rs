@@ -26,6 +26,18 @@ impl ByteOrder {
     }
 }
 
+impl ByteOrder {
+    /// Returns whether elements of this order have their bytes in another order than those of this machine.
+    pub(crate) fn is_foreign(self) -> bool {
+        let native = if cfg!(target_endian = "big") {
+            Self::Big
+        } else {
+            Self::Little
+        };
+        self != Self::None && self != native
+    }
+}
+
 /// A data type of numpy, of integers or floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
@@ -80,11 +92,6 @@ impl Number {
         Ok(Self { kind, size, order })
     }
 
-    /// Returns whether both data types are the same, except perhaps for the byte order.
-    pub fn is_alike(self, other: Self) -> bool {
-        self.kind == other.kind && self.size == other.size
-    }
-
     pub fn data_type(self) -> DataType {
         match (self.kind, self.size) {
             (Kind::Signed, 1) => data_type::int8(),
@@ -103,7 +110,7 @@ impl Number {
 
     /// Returns the data type in which numpy calculates with an array of this data type and a number of
     /// Python.
-    pub(super) fn precision(self) -> Precision {
+    pub(crate) fn precision(self) -> Precision {
         match (self.kind, self.size) {
             (Kind::Float, 2) => Precision::Half,
             (Kind::Float, 4) => Precision::Single,
@@ -117,7 +124,7 @@ impl Number {
         clippy::cast_precision_loss,
         reason = "as numpy does"
     )]
-    pub(super) fn read(self, element: &[u8]) -> f64 {
+    pub(crate) fn read(self, element: &[u8]) -> f64 {
         macro_rules! number {
             ($type:ty) => {
                 element
@@ -142,6 +149,118 @@ impl Number {
         }
     }
 
+    /// Appends `element` of the data type `from`, converted as numpy's `astype` does; both are in native byte
+    /// order. Integers become integers modulo the number of their values.
+    ///
+    /// Returns whether numpy's result is the same on each processor: not if an integer cannot be the float.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "as numpy does"
+    )]
+    pub(crate) fn cast(self, from: Self, element: &[u8], out: &mut Vec<u8>) -> bool {
+        let Some(integer) = from.integer(element) else {
+            return self.write(from.read(element), out);
+        };
+        match (self.kind, self.size) {
+            (Kind::Float, 2) => out.extend(f16::from_f32(integer as f32).to_ne_bytes()),
+            (Kind::Float, 4) => out.extend((integer as f32).to_ne_bytes()),
+            (Kind::Float, _) => out.extend((integer as f64).to_ne_bytes()),
+            (_, 1) => out.extend((integer as u8).to_ne_bytes()),
+            (_, 2) => out.extend((integer as u16).to_ne_bytes()),
+            (_, 4) => out.extend((integer as u32).to_ne_bytes()),
+            (_, _) => out.extend((integer as u64).to_ne_bytes()),
+        }
+        true
+    }
+
+    /// Returns an element in native byte order as an integer; `None` if this is a data type of floats.
+    fn integer(self, element: &[u8]) -> Option<i128> {
+        macro_rules! number {
+            ($type:ty) => {
+                element
+                    .try_into()
+                    .map_or(0, |bytes| i128::from(<$type>::from_ne_bytes(bytes)))
+            };
+        }
+        Some(match (self.kind, self.size) {
+            (Kind::Float, _) => return None,
+            (Kind::Signed, 1) => number!(i8),
+            (Kind::Signed, 2) => number!(i16),
+            (Kind::Signed, 4) => number!(i32),
+            (Kind::Signed, _) => number!(i64),
+            (Kind::Unsigned, 1) => number!(u8),
+            (Kind::Unsigned, 2) => number!(u16),
+            (Kind::Unsigned, 4) => number!(u32),
+            (Kind::Unsigned, _) => number!(u64),
+        })
+    }
+
+    /// Replaces each element of `elements`, in native byte order, by the sum of all up to it. Integers wrap
+    /// around, and floats are rounded after each addition, as by numpy's `cumsum`.
+    pub(crate) fn accumulate(self, elements: &mut [u8]) {
+        macro_rules! sums {
+            ($type:ty, $add:expr) => {{
+                let mut sum: Option<$type> = None;
+                let (elements, _) = elements.as_chunks_mut::<{ size_of::<$type>() }>();
+                for element in elements {
+                    let next = <$type>::from_ne_bytes(*element);
+                    let total = sum.map_or(next, |sum| $add(sum, next));
+                    *element = total.to_ne_bytes();
+                    sum = Some(total);
+                }
+            }};
+        }
+        match (self.kind, self.size) {
+            (Kind::Float, 2) => sums!(f16, |sum: f16, next: f16| {
+                f16::from_f32(sum.to_f32() + next.to_f32())
+            }),
+            (Kind::Float, 4) => sums!(f32, |sum: f32, next: f32| sum + next),
+            (Kind::Float, _) => sums!(f64, |sum: f64, next: f64| sum + next),
+            (_, 1) => sums!(u8, u8::wrapping_add),
+            (_, 2) => sums!(u16, u16::wrapping_add),
+            (_, 4) => sums!(u32, u32::wrapping_add),
+            (_, _) => sums!(u64, u64::wrapping_add),
+        }
+    }
+
+    /// Returns the data type in which numpy calculates with elements of both data types.
+    pub(crate) fn promoted(self, other: Self) -> Self {
+        let native = |kind, size| Self {
+            kind,
+            size,
+            order: ByteOrder::None,
+        };
+        // The smallest float with all integers of one byte, of two, or nearly all of more.
+        let float = |number: Self| match (number.kind, number.size) {
+            (Kind::Float, size) => size,
+            (_, size) => (2 * size).min(8),
+        };
+        match (self.kind, other.kind) {
+            (kind, others) if kind == others => native(kind, self.size.max(other.size)),
+            (Kind::Float, _) | (_, Kind::Float) => {
+                native(Kind::Float, float(self).max(float(other)))
+            }
+            _ => {
+                let (signed, unsigned) = if self.kind == Kind::Signed {
+                    (self.size, other.size)
+                } else {
+                    (other.size, self.size)
+                };
+                match signed.max(2 * unsigned) {
+                    size @ ..=8 => native(Kind::Signed, size),
+                    _ => native(Kind::Float, 8),
+                }
+            }
+        }
+    }
+
+    /// Returns whether this is a data type of floats.
+    pub(crate) fn is_float(self) -> bool {
+        self.kind == Kind::Float
+    }
+
     /// Appends `value` in native byte order. Integers are truncated, and saturate.
     ///
     /// Returns whether the data type has this value. If it has not, numpy's result depends on the processor.
@@ -152,7 +271,7 @@ impl Number {
         clippy::cast_sign_loss,
         reason = "checked, and told"
     )]
-    pub(super) fn write(self, value: f64, out: &mut Vec<u8>) -> bool {
+    pub(crate) fn write(self, value: f64, out: &mut Vec<u8>) -> bool {
         macro_rules! integer {
             ($type:ty) => {{
                 out.extend((value as $type).to_ne_bytes());
@@ -171,7 +290,7 @@ impl Number {
             (Kind::Unsigned, _) => integer!(u64),
             (Kind::Float, size) => {
                 match size {
-                    2 => out.extend(f16::from_f64(value).to_ne_bytes()),
+                    2 => out.extend(half(value).to_ne_bytes()),
                     4 => out.extend((value as f32).to_ne_bytes()),
                     _ => out.extend(value.to_ne_bytes()),
                 }
@@ -181,9 +300,26 @@ impl Number {
     }
 }
 
+/// Returns `value` rounded to a half. `f16::from_f64` may round twice, and its software drops half of the bits.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::float_cmp,
+    reason = "the bits that are lost count"
+)]
+fn half(value: f64) -> f16 {
+    let single = value as f32;
+    let rounded = f64::from(single);
+    if !single.is_finite() || rounded == value {
+        return f16::from_f32(single);
+    }
+    // Truncate, and set the last bit: then the second rounding knows that bits were lost.
+    let away = u32::from(rounded.abs() > value.abs());
+    f16::from_f32(f32::from_bits((single.to_bits() - away) | 1))
+}
+
 /// The precision in which the codec calculates.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Precision {
+pub(crate) enum Precision {
     Half,
     Single,
     Double,
@@ -192,7 +328,7 @@ pub(super) enum Precision {
 impl Precision {
     /// Returns `(value - offset) * scale`, rounded to an integer.
     #[allow(clippy::cast_possible_truncation, reason = "the precision of numpy")]
-    pub(super) fn encoded(self, value: f64, scale: f64, offset: f64) -> f64 {
+    pub(crate) fn encoded(self, value: f64, scale: f64, offset: f64) -> f64 {
         match self {
             Self::Half => {
                 let [value, scale, offset] = [value, scale, offset].map(f16::from_f64);
@@ -208,7 +344,7 @@ impl Precision {
 
     /// Returns `value / scale + offset`.
     #[allow(clippy::cast_possible_truncation, reason = "the precision of numpy")]
-    pub(super) fn decoded(self, value: f64, scale: f64, offset: f64) -> f64 {
+    pub(crate) fn decoded(self, value: f64, scale: f64, offset: f64) -> f64 {
         match self {
             Self::Half => {
                 let [value, scale, offset] = [value, scale, offset].map(f16::from_f64);
@@ -220,5 +356,76 @@ impl Precision {
             }
             Self::Double => value / scale + offset,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(name: &str) -> Number {
+        Number::parse(name).unwrap()
+    }
+
+    #[test]
+    fn promotions_are_those_of_numpy() {
+        for (a, b, both) in [
+            ("i1", "i4", "i4"),
+            ("u2", "u8", "u8"),
+            ("i1", "u1", "i2"),
+            ("i8", "u4", "i8"),
+            ("i1", "u8", "f8"),
+            ("f2", "u1", "f2"),
+            ("f2", "i2", "f4"),
+            ("f4", "u2", "f4"),
+            ("f4", "i4", "f8"),
+            ("f2", "f8", "f8"),
+        ] {
+            for (a, b) in [(a, b), (b, a)] {
+                assert_eq!(parsed(a).promoted(parsed(b)).to_string(), both, "{a} {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn integers_are_converted_as_a_whole() {
+        let cast = |from: &str, element: &[u8], to: &str| {
+            let mut out = Vec::new();
+            (parsed(to).cast(parsed(from), element, &mut out), out)
+        };
+        let large = (1_i64 << 62) + 1;
+        let same = (true, large.to_ne_bytes().to_vec());
+        assert_eq!(cast("i8", &large.to_ne_bytes(), "u8"), same);
+        assert_eq!(cast("i8", &large.to_ne_bytes(), "i1"), (true, vec![1]));
+        assert_eq!(cast("i1", &[255], "u2"), (true, vec![255, 255]));
+        let nan = f32::NAN.to_ne_bytes();
+        assert!(!cast("f4", &nan, "i8").0);
+    }
+
+    #[test]
+    fn halves_are_rounded_once() {
+        let [eps, tiny] = [2_f64.powi(-10), 2_f64.powi(-40)];
+        for (value, rounded) in [
+            (1.0 + eps / 2.0, 1.0),
+            (1.0 + eps / 2.0 + tiny, 1.0 + eps),
+            (1.0 + eps / 2.0 - tiny, 1.0),
+            (1.0 + 1.5 * eps - tiny, 1.0 + eps),
+            (-1.0 - eps / 2.0 - tiny, -1.0 - eps),
+            (1e300, f64::INFINITY),
+            (-65_519.999_999_999, -65504.0),
+            (2_f64.powi(-25), 0.0),
+            (2_f64.powi(-25) * (1.0 + tiny), 2_f64.powi(-24)),
+            (1e-300, 0.0),
+        ] {
+            let half = half(value).to_f64();
+            assert_eq!(half.to_bits(), rounded.to_bits(), "{value}: {half}");
+        }
+    }
+
+    #[test]
+    fn sums_wrap_around() {
+        let mut bytes = vec![200, 100, 5];
+        parsed("u1").accumulate(&mut bytes);
+        assert_eq!(bytes, [200, 44, 49]);
     }
 }

@@ -17,6 +17,7 @@ use super::Store;
 use super::fill_value::as_zarrs_reads;
 use super::forward::{forward_listing, forward_writes};
 use super::json::{Repair, plain};
+use crate::extensions::as_simple_name;
 
 /// The names of files of metadata: the last parts of their keys.
 const METADATA: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
@@ -71,6 +72,11 @@ impl Lenient {
         {
             text = changed.into();
         }
+        if name == ".zarray"
+            && let Some(changed) = with_simple_name(&text)
+        {
+            text = changed.into();
+        }
         if !repairs.is_empty() {
             let mut all = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
             all.insert(key.clone(), repairs);
@@ -87,6 +93,15 @@ fn without_order(text: &str) -> Option<String> {
     let has_none = metadata.get("shape")?.as_array()?.is_empty();
     let order = metadata.get_mut("order")?;
     (has_none && *order == "F").then(|| *order = "C".into())?;
+    Some(metadata.to_string())
+}
+
+/// Returns the metadata of an array of Zarr v2 whose data type is a structure, with a name for that data type;
+/// `None` for other arrays. zarrs has no data types of Zarr v2 without a name.
+fn with_simple_name(text: &str) -> Option<String> {
+    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs reports the error
+    let dtype = metadata.get_mut("dtype")?;
+    *dtype = as_simple_name(dtype)?.into();
     Some(metadata.to_string())
 }
 

@@ -9,6 +9,9 @@ use zarrs::metadata::v2::{DataTypeMetadataV2, MetadataV2};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::Codec;
 
+use crate::extensions::as_written;
+use crate::v2;
+
 /// The number of bytes of a value that a message shows.
 const SHOWN: usize = 160;
 
@@ -89,11 +92,15 @@ fn of_v2(metadata: &Value) -> Option<Member> {
     let known = serde_json::from_value::<DataTypeMetadataV2>(value.clone());
     let data_type = match known.map(|known| DataType::from_metadata(&known)) {
         Ok(Ok(data_type)) => data_type,
-        Ok(Err(error)) => return Some(Member::new("dtype", value, error)),
-        Err(_) => {
-            let reason = "structured data types of Zarr v2 are not supported";
-            return Some(Member::new("dtype", value, reason));
+        Ok(Err(error)) => {
+            let written = value.as_str().and_then(as_written);
+            return Some(Member::new(
+                "dtype",
+                written.as_ref().unwrap_or(value),
+                error,
+            ));
         }
+        Err(error) => return Some(Member::new("dtype", value, error)),
     };
     let order = &metadata["order"];
     if *order != "C" && *order != "F" {
@@ -115,7 +122,12 @@ fn of_v2(metadata: &Value) -> Option<Member> {
         let known = known
             .map_err(|error| error.to_string())
             .and_then(|known| Codec::from_metadata(&known).map_err(|error| error.to_string()));
-        Some(Member::new(path, value, known.err()?))
+        let reason = known.err()?;
+        let named = value["id"].as_str().and_then(v2::refusal);
+        Some(match named {
+            Some(named) => Member::new(path, value, named),
+            None => Member::new(path, value, reason),
+        })
     })
 }
 

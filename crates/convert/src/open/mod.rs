@@ -34,7 +34,7 @@ use self::member::Member;
 pub(crate) use self::place::is_http;
 pub use self::place::{Place, must_be_local};
 use crate::failure::Failure;
-use crate::version2;
+use crate::v2;
 
 /// A store of any kind.
 pub type Store = dyn ReadableWritableListableStorageTraits;
@@ -114,7 +114,7 @@ pub fn array(place: &Place) -> Result<Opened, Failure> {
 /// # Errors
 /// zarrs would decode elements of an array of Zarr v2 otherwise than numcodecs.
 pub fn as_numcodecs_reads(place: &Place, array: Array<Store>) -> Result<Array<Store>, Failure> {
-    version2::as_numcodecs_reads(array).map_err(|reason| {
+    v2::as_numcodecs_reads(array).map_err(|reason| {
         Failure::failed(format!("cannot read {place} as numcodecs does: {reason}"))
             .with_remedy("re-encode the array with zarr-python")
     })

@@ -105,6 +105,6 @@ fn must_be_readable(job: &Job<'_>, input: &Input) -> Result<(), Failure> {
 /// are the input's.
 pub(crate) fn metadata_json(output: &OutputArray) -> Result<Vec<u8>, Failure> {
     let options = ArrayMetadataOptions::default().with_include_zarrs_metadata(false);
-    serde_json::to_vec_pretty(&output.metadata_opt(&options))
+    data_types::as_json(&output.metadata_opt(&options))
         .map_err(Failure::to("write the metadata as JSON"))
 }

@@ -1,14 +1,12 @@
 //! Arrays of Zarr v2 whose elements zarrs would decode otherwise than numcodecs.
 //!
-//! zarrs turns the filters and the compressor of Zarr v2 into one chain of codecs. For some lists of filters,
+//! zarrs turns the filters and the compressor of Zarr v2 into one chain of codecs. For some lists of codecs,
 //! the chain decodes other elements, without an error. This module corrects the metadata of such an array, or
 //! refuses it.
 
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::metadata::v2::{ArrayMetadataV2, DataTypeMetadataV2, MetadataV2};
 use zarrs_codec::Codec;
-
-use crate::extensions::{ByteOrder, FixedScaleOffset, Number};
 
 /// Returns `array`, changed so that its elements are those that numcodecs decodes. Arrays of Zarr v3 stay
 /// unchanged.
@@ -20,7 +18,6 @@ pub(crate) fn as_numcodecs_reads<S: ?Sized>(array: Array<S>) -> Result<Array<S>,
         return Ok(array);
     };
     must_keep_order(metadata)?;
-    must_fit(metadata)?;
     match with_byte_strings(metadata)? {
         None => Ok(array),
         Some(metadata) => {
@@ -37,8 +34,8 @@ fn codecs(metadata: &ArrayMetadataV2) -> impl Iterator<Item = &MetadataV2> {
     filters.chain(&metadata.compressor)
 }
 
-/// Checks that zarrs keeps the order of the filters: it would move filters of elements before filters of
-/// bytes.
+/// Checks that zarrs keeps the order of the codecs: it would move a codec that makes bytes of elements before
+/// all others.
 fn must_keep_order(metadata: &ArrayMetadataV2) -> Result<(), String> {
     let mut of_bytes: Option<&str> = None;
     for codec in codecs(metadata) {
@@ -56,43 +53,6 @@ fn must_keep_order(metadata: &ArrayMetadataV2) -> Result<(), String> {
                 }
             }
             Ok(Codec::BytesToBytes(_)) | Err(_) => of_bytes = Some(id),
-        }
-    }
-    Ok(())
-}
-
-/// Checks the data types that a `fixedscaleoffset` names. zarrs applies the byte order of the array to the
-/// whole chain, and numcodecs takes elements of any data type for elements of these data types.
-fn must_fit(metadata: &ArrayMetadataV2) -> Result<(), String> {
-    let DataTypeMetadataV2::Simple(name) = &metadata.dtype else {
-        return Ok(());
-    };
-    let mut elements = Number::parse(name).ok();
-    for codec in codecs(metadata) {
-        let id = codec.id();
-        let Some(configuration) = FixedScaleOffset::of_filter(id, codec.configuration()) else {
-            continue;
-        };
-        let FixedScaleOffset { dtype, astype, .. } = configuration?;
-        let Some(elements) = elements.as_mut() else {
-            return Err(format!(
-                "its codec `{id}` is for numbers, and elements are `{name}`"
-            ));
-        };
-        let dtype = dtype.unwrap_or(*elements);
-        let order = ByteOrder::of(name, dtype.size);
-        if !dtype.is_alike(*elements) || dtype.order != order {
-            return Err(format!(
-                "its codec `{id}` is for elements of {dtype}, and gets {elements}, or another byte \
-                 order than that of the array, `{name}`"
-            ));
-        }
-        *elements = astype.unwrap_or(dtype);
-        if ByteOrder::of(name, elements.size) != ByteOrder::None && !name.starts_with(['<', '>']) {
-            return Err(format!(
-                "its codec `{id}` makes elements of several bytes of `{name}`, which has no byte order \
-                 that zarrs could take for them"
-            ));
         }
     }
     Ok(())
