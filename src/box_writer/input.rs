@@ -111,6 +111,13 @@ fn check(strides: &[usize], shape: &[usize], element_size: usize, len: usize) ->
         return Ok(());
     }
     let mut axes = std::iter::zip(strides, shape);
+    if axes.any(|(stride, extent)| *extent > 1 && *stride > 0 && *stride < element_size) {
+        return Err(wrong(
+            "elements would share bytes: strides are numbers of bytes, and not of elements"
+                .to_owned(),
+        ));
+    }
+    let mut axes = std::iter::zip(strides, shape);
     let end = axes.try_fold(element_size, |end, (stride, extent)| {
         end.checked_add(stride.checked_mul(extent - 1)?)
     });
@@ -246,6 +253,11 @@ mod tests {
             input.source(shape, 4)
         };
         assert_eq!(source(None, &[3, 4]).unwrap().strides, [16, 4]);
+        let in_elements = source(Some(&[4, 1]), &[3, 4]).unwrap_err().to_string();
+        assert!(
+            in_elements.contains("strides are numbers of bytes"),
+            "{in_elements}"
+        );
         let error = source(None, &[3, 5]).unwrap_err().to_string();
         assert!(error.contains("48") && error.contains("60"), "{error}");
         assert!(source(None, &[usize::MAX, 2]).is_err());

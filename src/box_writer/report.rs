@@ -30,13 +30,13 @@ impl BoxReport {
 
 impl fmt::Display for BoxReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} of {} shards stored with {} bytes, {} empty",
-            self.stored.len(),
-            self.wanted,
-            self.stored_bytes,
-            self.empty.len()
-        )
+        write!(f, "{} of {} shards written", self.done(), self.wanted)?;
+        if self.stored_bytes > 0 {
+            write!(f, ", {} bytes stored", self.stored_bytes)?;
+        }
+        if !self.empty.is_empty() {
+            write!(f, ", {} empty", self.empty.len())?;
+        }
+        Ok(())
     }
 }

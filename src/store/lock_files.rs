@@ -304,7 +304,7 @@ fn later(file: &File, before: Option<SystemTime>) -> io::Result<SystemTime> {
 
 fn busy(value: &Path, waited: Duration) -> io::Error {
     let what = format!(
-        "other processes had the lock file {}{LOCK_SUFFIX} for {:.1} s, longer than this process waits. Nothing was written. Try again, or allow more time",
+        "other processes had the lock file {}{LOCK_SUFFIX} for {:.1} s, longer than this process waits. The file was not written. Try again, or allow more time",
         value.display(),
         waited.as_secs_f64()
     );

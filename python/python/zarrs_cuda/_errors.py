@@ -119,6 +119,7 @@ class ShardError(_OfShardError):
     def __str__(self) -> str:
         return (
             f"the array {self._where} has a damaged shard, {self.shard!r}: {self.args[2]}. "
-            "If an update in place was interrupted, `zarrs_cuda.recover(array)` repairs it. Otherwise "
-            "delete its object, which reads as fill values then, and write the shard again"
+            "If another process may be writing it in place, try again. If such an update was interrupted, "
+            "`zarrs_cuda.recover(array)` repairs it. Otherwise delete its object, which reads as fill "
+            "values then, and write the shard again"
         )
