@@ -77,7 +77,8 @@ pub(super) fn run(
     let _registration = zarrs_cuda::register(settings.options.clone())?;
     let output = &settings.output;
     let Some(part) = part else {
-        if settings.overwrite {
+        // Nothing is there to delete after a process that was killed when it had deleted all.
+        if settings.overwrite && whole.must_be_free().is_err() {
             whole.delete_output()?;
         }
         let state = match SharedRun::join(output, &whole.wanted, true, &whole)? {

@@ -46,7 +46,7 @@ pub(super) struct ElementSizes {
     pub(super) encoded: u64,
 }
 
-/// What a decoder is to make of a chunk.
+/// The form that a decoder makes of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     pub(super) size: Size,
