@@ -373,6 +373,17 @@ def refused(folder):
         dtype = "<c8" if name == "datatype" else "<i4"
         v2("", name, dtype, small("<i4").astype(dtype), filters=filters, compressors=compressor)
         reasons["v2/" + name] = reason[name]
+    for name, reason in {
+        "pickle": "runs code",
+        "json2": "holds Python objects",
+        "msgpack2": "holds Python objects",
+        "categorize": "holds Python objects",
+        "zfpy": "decoded by the library zfp",
+        "unheard": "not supported",
+    }.items():
+        v2(reason, name, "<f8")
+        path = folder / f"v2/{name}/.zarray"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"filters": [{"id": name}]}))
     for codec in (zn.LZ4(), zn.LZMA(), zn.Blosc(), zn.Zstd(), zn.GZip(), zn.CRC32(), zn.CRC32C()):
         v3(f"codec {codec.codec_name}", codec.codec_name.split(".")[1], "<f8", compressors=[codec])
     v3("codec numcodecs.delta", "delta", "<f8", filters=[zn.Delta(dtype="<f8")])
@@ -442,7 +453,9 @@ def compare_raw(raw):
 def main(task, first, second=None):
     first = Path(first)
     if task == "types":
-        types(Maker(first, 3))
+        make = Maker(first, 3)
+        types(make)
+        structures(make)
     elif task == "raw":
         found = {raw.stem: compare_raw(raw) for raw in first.glob("*.raw")}
         assert not any(found.values()), found

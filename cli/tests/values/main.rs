@@ -52,7 +52,7 @@ fn what_is_converted_is_what_others_read() {
     }
 
     let reasons: BTreeMap<String, String> = serde_json::from_str(&reasons).unwrap();
-    assert!(reasons.len() > 25);
+    assert!(reasons.len() > 25, "{}", reasons.len());
     for (name, reason) in reasons {
         let output = root.join("refused-out").join(&name);
         let said = reencode(&root.join("refused").join(&name), &output, &["--verify"], 1);

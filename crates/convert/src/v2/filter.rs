@@ -46,7 +46,7 @@ pub(super) struct ElementSizes {
     pub(super) encoded: u64,
 }
 
-/// The form that a decoder makes of a chunk.
+/// The demands on the result of a decoder.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     pub(super) size: Size,
