@@ -149,7 +149,7 @@ def runs(selection: Any, shape: tuple[int, ...]) -> Runs | None:
     begins = np.ones(len(flat), bool)
     begins[1:] = (np.diff(flat) != 1) | (flat[1:] % shape[-1] == 0)
     starts = np.flatnonzero(begins)
-    stops = np.append(starts[1:], len(flat))
+    stops = np.append(starts[1:], len(flat))[: len(starts)]
     places = np.stack(np.unravel_index(flat[starts], shape), axis=1).tolist()
     lengths = (stops - starts).tolist()
     boxes = [
