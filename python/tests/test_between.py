@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import zarr
 from conftest import create, opened
+from zarrs_cuda import _selections
 from zarrs_cuda._selections import runs
+from zarrs_cuda._turns import Turns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,9 +62,14 @@ def test_runs_are_the_selected_elements() -> None:
     assert seen > 1500
 
 
+@pytest.mark.parametrize("are_dense", [False, True], ids=["runs", "boxes"])
 @pytest.mark.parametrize("mode", ["rewrite", "in_place"])
 @pytest.mark.parametrize("subchunk", [(8, 64), (1, 64), (64, 8)])
-def test_threads_lose_nothing(tmp_path: Path, mode: str, subchunk: tuple[int, int]) -> None:
+def test_threads_lose_nothing(
+    tmp_path: Path, mode: str, subchunk: tuple[int, int], are_dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if are_dense:
+        monkeypatch.setattr(_selections, "_MOST_ELEMENTS", 0)
     create(
         tmp_path / "a", shape=(SIDE, SIDE), chunks=subchunk, shards=(SIDE, SIDE), dtype="uint16", fill_value=0
     )
@@ -72,11 +79,14 @@ def test_threads_lose_nothing(tmp_path: Path, mode: str, subchunk: tuple[int, in
         array = opened(tmp_path / "a", OURS, shards=mode)
         try:
             for column in range(SIDE):
-                match column % 3:
+                match column % 4:
                     case 0:
                         array[number::2, column] = column + 1
                     case 1:
                         array.oindex[np.arange(number, SIDE, 2), [column]] = column + 1
+                    case 2:
+                        # A box, of rows that are the other thread's in other columns.
+                        array[number * SIDE // 2 : (number + 1) * SIDE // 2, column] = column + 1
                     case _:
                         rows = np.arange(number, SIDE, 2)
                         array.vindex[rows, np.full(len(rows), column)] = column + 1
@@ -135,3 +145,35 @@ def test_the_last_of_several_elements_for_one_place_stays(tmp_path: Path) -> Non
         array.vindex[rows, columns] = values
         expected[rows, columns] = values
         np.testing.assert_array_equal(array[...], expected)
+
+
+def test_turns() -> None:
+    """Threads that share a shard, and some that want it alone: these are alone, and all end."""
+    turns, inside, most = Turns(), [0, 0], [0, 0]
+    errors = []
+
+    def work(number: int) -> None:
+        for n in range(200):
+            if (number + n) % 3:
+                with turns.shared([("s", "a"), ("s", str(number))]):
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                    if inside[1]:
+                        errors.append("not alone")
+                    inside[0] -= 1
+            else:
+                with turns.alone(("s", "a")):
+                    inside[1] += 1
+                    if inside != [0, 1]:
+                        errors.append("not alone")
+                    inside[1] -= 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not errors
+    assert not turns._sharing
+    assert not turns._alone

@@ -26,7 +26,7 @@ from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
 from zarr.storage import MemoryStore, StorePath
 
-from zarrs_cuda import _devices, _frames, _settings, _strings
+from zarrs_cuda import _devices, _frames, _settings, _strings, _turns
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
@@ -810,43 +810,56 @@ def _write(
     # The library reads memory forwards.
     if any(stride < 0 for stride in value.strides):
         value = np.ascontiguousarray(value)
-    changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True)
+    store = str(batch[0][0].store)
+    takes_turns = ours.is_sharded and not ours.is_shared
+    turns = _turns.TURNS
+    with turns.shared((store, item[0].path) for item in batch) if takes_turns else contextlib.nullcontext():
+        changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True)
     for position in others:
-        where, spec, selection, out_selection, is_complete = batch[position]
-        if ours.is_sharded and not ours.is_shared and not is_complete:
+        where, spec, selection, _, is_complete = batch[position]
+        shard = store, where.path
+        if takes_turns and not is_complete:
             # Elements between those that are selected are not read here and written again: another thread, or
             # process, may write them meanwhile.
             found = runs(selection, spec.shape)
             if found is not None:
-                changes.update(_write_runs(ours, batch[position], found, value, drop_axes, values))
+                with turns.shared([shard]):
+                    changes.update(_write_runs(ours, batch[position], found, value, drop_axes, values))
                 continue
         # In shared shards, all of the box around them would overwrite what others write between them.
         subchunks = met(selection, spec.shape, ours.subchunk, most=1 if ours.is_shared else 0.5)
-        if subchunks is not None:
-            changes.update(_write_subchunks(ours, batch[position], subchunks, value, drop_axes, values))
-            continue
-        box = around(selection, spec.shape)
-        if box is None:
-            continue
-        if ours.is_shared:
-            msg = f"elements selected by {selection!r} cannot be written to shared shards"
-            raise ValueError(msg)
-        of_chunk, inner, shape = box
-        part = np.empty(shape, value.dtype)
-        everything = (slice(None),) * len(shape)
-        if not is_complete:
-            item = where, spec, of_chunk, everything, False
-            ours.read([item], part, (), values, threads, boxes=True)
-        part[inner] = _selected(value, out_selection, drop_axes, len(shape))
-        changed, _ = ours.write(
-            [(where, spec, of_chunk, everything, is_complete)],
-            part,
-            (),
-            values,
-            threads,
-            boxes=True,
-        )
-        changes.update(changed)
+        with turns.alone(shard) if takes_turns else contextlib.nullcontext():
+            if subchunks is not None:
+                changes.update(_write_subchunks(ours, batch[position], subchunks, value, drop_axes, values))
+            else:
+                changes.update(_write_around(ours, batch[position], value, drop_axes, values))
+    return changes
+
+
+def _write_around(
+    ours: Native,
+    item: tuple[Any, ...],
+    value: Any,
+    drop_axes: tuple[int, ...],
+    values: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Write the box around a selection."""
+    where, spec, selection, out_selection, is_complete = item
+    threads = _settings.threads()
+    box = around(selection, spec.shape)
+    if box is None:
+        return {}
+    if ours.is_shared:
+        msg = f"elements selected by {selection!r} cannot be written to shared shards"
+        raise ValueError(msg)
+    of_chunk, inner, shape = box
+    part = np.empty(shape, value.dtype)
+    everything = (slice(None),) * len(shape)
+    if not is_complete:
+        ours.read([(where, spec, of_chunk, everything, False)], part, (), values, threads, boxes=True)
+    part[inner] = _selected(value, out_selection, drop_axes, len(shape))
+    whole = where, spec, of_chunk, everything, is_complete
+    changes, _ = ours.write([whole], part, (), values, threads, boxes=True)
     return changes
 
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+# Up to so many runs and elements, a write of runs takes some milliseconds longer than that of the box around.
+_MOST_RUNS = 1 << 12
+_MOST_ELEMENTS = 1 << 16
+
 
 @dataclass(frozen=True)
 class Met:
@@ -122,7 +126,8 @@ def runs(selection: Any, shape: tuple[int, ...]) -> Runs | None:
     Returns
     -------
     Runs or None
-        The runs; None if the selection has another form than zarr-python's.
+        The runs; None if there are too many of them, or of their elements, to be given to the library one by
+        one, or the selection has another form than zarr-python's.
     """
     numbers, _ = _numbers(selection, shape)
     if numbers is None:
@@ -137,6 +142,8 @@ def runs(selection: Any, shape: tuple[int, ...]) -> Runs | None:
             return None
         numbers = list(np.nonzero(mask))
     selected = np.broadcast_shapes(*(axis.shape for axis in numbers))
+    if math.prod(selected) > _MOST_ELEMENTS:
+        return None
     flat = np.zeros(selected, np.intp)
     for axis, extent in zip(numbers, shape, strict=True):
         flat = flat * extent + axis
@@ -149,6 +156,8 @@ def runs(selection: Any, shape: tuple[int, ...]) -> Runs | None:
     begins = np.ones(len(flat), bool)
     begins[1:] = (np.diff(flat) != 1) | (flat[1:] % shape[-1] == 0)
     starts = np.flatnonzero(begins)
+    if len(starts) > _MOST_RUNS:
+        return None
     stops = np.append(starts[1:], len(flat))[: len(starts)]
     places = np.stack(np.unravel_index(flat[starts], shape), axis=1).tolist()
     lengths = (stops - starts).tolist()
