@@ -198,12 +198,9 @@ impl<'a> Assembly<'a> {
         let index = index.map_err(Failure::to(&doing))?;
         let is_first = self.format.index_location() == ShardingIndexLocation::Start;
         match (sink, self.watch.take()) {
-            (Sink::File(shard), Some(watch)) => {
-                let path = shard.path().to_path_buf();
-                let create = || Ok(shard.create_shard(&index)?);
-                let created = watch.create(create, || Ok(std::fs::remove_file(&path)?));
-                created.map_err(Failure::to(&doing))
-            }
+            (Sink::File(shard), Some(watch)) => watch
+                .create_shard(shard, &index)
+                .map_err(Failure::to(&doing)),
             (Sink::File(shard), None) => shard.finish(&index, true).map_err(Failure::to(&doing)),
             (Sink::Memory(mut bytes), _) => {
                 match bytes.get_mut(..index.len()) {

@@ -77,9 +77,14 @@ pub(super) fn run(
     let _registration = zarrs_cuda::register(settings.options.clone())?;
     let output = &settings.output;
     let Some(part) = part else {
-        // Nothing is there to delete after a process that was killed when it had deleted all.
-        if settings.overwrite && whole.must_be_free().is_err() {
-            whole.delete_output()?;
+        if settings.overwrite {
+            // Nothing but a record may be there, also after a process that was killed when it had deleted all.
+            let target = Target::new(output)?;
+            if !target.is_in_parts()? && whole.must_be_free().is_ok() {
+                target.forget_parts()?;
+            } else {
+                whole.delete_output()?;
+            }
         }
         let state = match SharedRun::join(output, &whole.wanted, true, &whole)? {
             Joined::Run(_) => PartState::Prepared,
@@ -94,9 +99,12 @@ pub(super) fn run(
     let made = whole.make(&run, part);
     // Another process may have made this part, and completed the run: then it does not matter why this one stopped.
     match made {
-        Err(failure) if !run.is_complete().unwrap_or(false) => Err(failure.with_remedy(format!(
-            "run the same command again: shards of {output} that are stored stay"
-        ))),
+        Err(failure) if !run.is_complete().unwrap_or(false) => {
+            run.goes_on()?; // a plan that was replaced is the reason, and has another remedy
+            Err(failure.with_remedy(format!(
+                "run the same command again: shards of {output} that are stored stay"
+            )))
+        }
         Err(_) => Ok(whole.report(Some(part), PartState::WasComplete)),
         Ok(made) => Ok(made),
     }
@@ -427,7 +435,7 @@ fn must_be_free(output: &Place) -> Result<(), Failure> {
     let what = if found.is_array || found.is_group {
         "holds a Zarr array or group"
     } else if found.marker.is_some() {
-        "holds the output of an interrupted run"
+        "holds the output of a run without parts, which was interrupted or still runs"
     } else {
         "is not empty"
     };

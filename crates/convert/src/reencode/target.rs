@@ -74,9 +74,35 @@ impl Target {
         ))
     }
 
+    /// Deletes what runs in parts have left beside their shards. What they have stored is then the output of an
+    /// interrupted run.
+    pub(super) fn forget_parts(&self) -> Result<(), Failure> {
+        shared_run::give_up(&self.place, &self.store, INCOMPLETE)
+    }
+
+    /// Checks that a run in parts makes no other nodes here than `members`, which this run replaces.
+    fn must_be_replaced(&self, members: &BTreeSet<&str>, node: Node) -> Result<(), Failure> {
+        let Some(nodes) = shared_run::nodes(&self.place, &self.store)? else {
+            return Ok(());
+        };
+        let is_other = |(path, is_array): &&(String, bool)| {
+            let is_root = path.is_empty() && *is_array != (node == Node::Array);
+            is_root || !members.contains(&**path)
+        };
+        let Some((path, _)) = nodes.iter().find(is_other) else {
+            return Ok(());
+        };
+        Err(Failure::failed(format!(
+            "a run in parts makes {}, which this run would not replace",
+            self.place.join(path)
+        ))
+        .with_remedy("name another OUT, or delete OUT as a whole"))
+    }
+
     /// Checks that `run` may write an array to this target. Writes nothing.
     pub(super) fn check(&self, mode: Mode, run: &Run) -> Result<(), Failure> {
         self.must_not_be_in_parts(mode)?;
+        self.must_be_replaced(&BTreeSet::from([""]), Node::Array)?;
         let found = self.look(None)?;
         found.start(mode, run, &self.place, Node::Array)?;
         Ok(())
@@ -92,6 +118,7 @@ impl Target {
         members: &BTreeSet<&str>,
     ) -> Result<Option<Changes>, Failure> {
         self.must_not_be_in_parts(mode)?;
+        self.must_be_replaced(members, Node::Group)?;
         let found = self.look(None)?;
         let start = found.start(mode, run, &self.place, Node::Group)?;
         let nodes = self.nodes()?;
@@ -125,10 +152,8 @@ impl Target {
         node: Node,
     ) -> Result<Begun<'a>, Failure> {
         self.must_not_be_in_parts(mode)?;
-        if mode.overwrite {
-            // Otherwise a part of an earlier run could take this output for that of its own run.
-            shared_run::give_up(&self.place, &self.store, INCOMPLETE)?;
-        }
+        // Otherwise a part of an earlier run could take this output for that of its own run.
+        self.forget_parts()?;
         let claim = match &self.place {
             Place::Directory(path) => Some(directory::claim(path)?),
             Place::Url(_) => None,

@@ -14,7 +14,7 @@ use zarrs_storage::{
     StorageError, StoreKey, StorePrefix, WritableStorageTraits,
 };
 
-use super::watch::PlanWatch;
+use super::watch::{Created, PlanWatch};
 use crate::failure::Failure;
 use crate::open::{self, Place, RUN, Store, forward_listing};
 use crate::replace::{ReplacingFiles, sync_all_files};
@@ -68,25 +68,35 @@ impl Creating {
     /// # Errors
     /// [`StorageError::Unsupported`] if the store does not create values; its other errors.
     pub(crate) fn create(&self, key: &StoreKey, value: Bytes) -> Result<bool> {
+        Ok(self.created(key, value)?.is_some())
+    }
+
+    /// Creates a value as [`create`](Self::create) does.
+    fn created(&self, key: &StoreKey, value: Bytes) -> Result<Option<Created>> {
         match &self.by {
             By::Links(root) => {
                 let path = root.join(key.as_str());
                 let created = NewFile::beside(&path).and_then(|new| {
                     new.file().write_all(&value)?;
-                    new.create_at(&path, Durable::Bytes)
+                    let created = Created::file(&path, new.file())?;
+                    let is_new = new.create_at(&path, Durable::Bytes)?;
+                    Ok(is_new.then_some(created))
                 });
                 created.map_err(|error| match error.kind() {
                     ErrorKind::Unsupported => StorageError::Unsupported(error.to_string()),
                     _ => error.into(),
                 })
             }
-            By::Conditions(store) => Ok(store.set_if(key, value, None)?.is_some()),
+            By::Conditions(store) => {
+                let version = store.set_if(key, value, None)?;
+                Ok(version.map(|_| Created::Object))
+            }
             By::Looking(_) => {
                 if self.store.size_key(key)?.is_some() {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 self.store.set(key, value)?;
-                Ok(true)
+                Ok(Some(Created::Object))
             }
         }
     }
@@ -176,8 +186,7 @@ impl ReadableStorageTraits for CreatingStore {
 impl WritableStorageTraits for CreatingStore {
     /// Leaves a value that is there: another process does the same part.
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
-        let create = || self.creating.create(key, value);
-        self.watch.create(create, || self.store.erase(key))
+        self.watch.create(|| self.creating.created(key, value))
     }
 
     fn set_partial_many(&self, key: &StoreKey, _parts: OffsetBytesIterator) -> Result<()> {

@@ -18,12 +18,13 @@
 //! for each shard of the part
 //!     look at the plan: it is gone: end
 //!     look at the shard: it is there and whole: the next one
-//!     make it; look at the plan; create the shard; look at the plan, and erase the shard if the plan is gone
+//!     make it; look at the plan; create the shard; look at the plan: it is gone, and the run is not complete: take
+//!     the shard back
 //! look at the plan
 //! create the mark of the part, with the number of its shards and a hash of their places and sizes
 //! get the marks of all parts: one is missing, and there is no record of a complete run: end
 //! list the shards: those of a part are not those of its mark: delete the mark, end
-//! create the metadata of arrays, of inner groups, and of the root
+//! create the metadata of arrays, of inner groups, and of the root; look at the plan before each
 //! create the record of the complete run
 //! tidy: delete the plan, and the marks
 //! ```
@@ -204,7 +205,7 @@ impl SharedRun {
                     let made = made(place, plan, prepares)?;
                     // A run without parts looks for the plan after it has claimed the output: one of both withdraws.
                     output.must_not_be_claimed().inspect_err(|_| {
-                        let _ = plan_key().and_then(|key| store.erase(&key));
+                        let _ = erase_plan(&store, &made.0); // the caller reports the reason
                     })?;
                     made
                 }
@@ -241,9 +242,8 @@ impl SharedRun {
         let plan = RunPlan::read(&bytes, &shown)?;
         plan.must_be(wanted, &shown)?;
         must_be_shown(place, store, &plan)?;
-        if stored(place, store, plan_key())?.is_some() {
-            tidy(place, store, &plan, &bytes);
-        }
+        // A process that was killed after the end may have left a mark or a temporary.
+        tidy(place, store, &plan, &bytes);
         Ok(true)
     }
 
@@ -340,15 +340,19 @@ impl SharedRun {
 
     /// Returns the mark of each part.
     fn marks(&self) -> Result<Vec<Option<Made>>, Failure> {
-        let marks = (0..self.plan.parts.get()).map(|part| {
-            let key = mark_key(&self.name, part);
-            let mark = stored(&self.place, self.creating.store(), key)?;
-            Ok(mark.and_then(|(mark, _)| {
-                let mark: Value = serde_json::from_slice(&mark).ok()?;
-                serde_json::from_value(mark["made"].clone()).ok()
-            }))
-        });
-        marks.collect()
+        (0..self.plan.parts.get())
+            .map(|part| self.mark_of(part))
+            .collect()
+    }
+
+    /// Returns the mark of a part, which counts from 0; `None` if there is none that can be read.
+    fn mark_of(&self, part: u64) -> Result<Option<Made>, Failure> {
+        let key = mark_key(&self.name, part);
+        let mark = stored(&self.place, self.creating.store(), key)?;
+        Ok(mark.and_then(|(mark, _)| {
+            let mark: Value = serde_json::from_slice(&mark).ok()?;
+            serde_json::from_value(mark["made"].clone()).ok()
+        }))
     }
 
     /// Checks that all shards are stored which the marks of the parts say. Deletes the mark of a part whose shards are
@@ -391,6 +395,10 @@ impl SharedRun {
             .with_remedy("move them away, and run `zarrs-cuda status OUT --finish`"))
         };
         for PlannedNode { path, metadata } in &self.plan.nodes {
+            // This process may have been away: another one has completed the run, or another run has begun.
+            if !self.goes_on()? {
+                return Ok(Vec::new());
+            }
             let key = metadata_key(path);
             agree(key, metadata.as_bytes(), &self.place.join(path))?;
         }
@@ -399,6 +407,9 @@ impl SharedRun {
             synced.map_err(Failure::to(format_args!("finish {}", self.place)))
         };
         sync()?;
+        if !self.goes_on()? {
+            return Ok(Vec::new());
+        }
         agree(done_key(), self.watch.bytes(), &self.place)?;
         sync()?;
         let store = self.creating.store();
@@ -474,12 +485,8 @@ fn stored(
 /// Deletes the plan and the marks of a run that is complete, and the temporaries of processes that have ended. Returns
 /// lines for people about what could not be deleted: the output is complete anyway.
 fn tidy(place: &Place, store: &Store, plan: &RunPlan, bytes: &[u8]) -> Vec<String> {
-    let name = format!("{:016x}", hash([bytes]));
     // The plan goes first: a process that looks at it stops.
-    let marks = (0..plan.parts.get()).map(|part| mark_key(&name, part));
-    let erased = std::iter::once(plan_key())
-        .chain(marks)
-        .try_for_each(|key| store.erase(&key?));
+    let erased = erase_plan(store, bytes).and_then(|()| erase_marks(store, plan, bytes));
     let mut notes = Vec::new();
     if let Err(error) = erased {
         notes.push(format!("note: {RUN} in {place} is left: {error}"));
@@ -491,6 +498,37 @@ fn tidy(place: &Place, store: &Store, plan: &RunPlan, bytes: &[u8]) -> Vec<Strin
         }
     }
     notes
+}
+
+/// Deletes the plan, if it is still the one with these bytes.
+fn erase_plan(store: &Store, bytes: &[u8]) -> Result<(), StorageError> {
+    let key = plan_key()?;
+    match store.get(&key)? {
+        Some(found) if *found == *bytes => store.erase(&key),
+        _ => Ok(()),
+    }
+}
+
+/// Deletes the marks of the run whose plan has these bytes.
+fn erase_marks(store: &Store, plan: &RunPlan, bytes: &[u8]) -> Result<(), StorageError> {
+    let name = format!("{:016x}", hash([bytes]));
+    let mut marks = (0..plan.parts.get()).map(|part| mark_key(&name, part));
+    marks.try_for_each(|key| store.erase(&key?))
+}
+
+/// Returns the nodes of the run in parts at `place` that is not complete: their paths, and whether each is an array;
+/// `None` if there is none.
+pub(crate) fn nodes(place: &Place, store: &Store) -> Result<Option<Vec<(String, bool)>>, Failure> {
+    let Some((bytes, shown)) = stored(place, store, plan_key())? else {
+        return Ok(None);
+    };
+    let plan = RunPlan::read(&bytes, &shown)?;
+    let nodes = plan.nodes.iter();
+    Ok(Some(
+        nodes
+            .map(|node| (node.path.clone(), node.is_array()))
+            .collect(),
+    ))
 }
 
 /// Returns whether there is the plan of a run that is not complete.
@@ -518,6 +556,11 @@ pub(crate) fn give_up(place: &Place, store: &Store, marker: &str) -> Result<(), 
             mark(&node.path)?;
         }
         tidy(place, store, &plan, &bytes);
+    }
+    if let Some((bytes, shown)) = stored(place, store, done_key())?
+        && let Ok(plan) = RunPlan::read(&bytes, &shown)
+    {
+        erase_marks(store, &plan, &bytes).map_err(Failure::to(&doing))?;
     }
     for key in [plan_key(), done_key()] {
         let erased = key.and_then(|key| store.erase(&key));

@@ -1,9 +1,12 @@
 //! The plan of a run: everything that its processes must agree on.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use zarrs_cuda::storage::Owner;
 
 use super::Part;
 use crate::failure::Failure;
@@ -18,6 +21,8 @@ pub(crate) struct RunPlan {
     zarrs_cuda_run: u64,
     /// The version of the program. Another version may encode other bytes.
     program: String,
+    /// A random name, which no other run has.
+    run: String,
     /// The command, such as `reencode`.
     command: String,
     /// The arguments that affect the output, by the names of their options.
@@ -99,6 +104,10 @@ impl RunPlan {
         Self {
             zarrs_cuda_run: VERSION,
             program: env!("CARGO_PKG_VERSION").to_owned(),
+            run: format!(
+                "{:016x}",
+                RandomState::new().hash_one(Owner::this().to_string())
+            ),
             command: wanted.command.to_owned(),
             arguments: wanted.arguments.clone(),
             backend: wanted.backend.clone(),
@@ -126,7 +135,9 @@ impl RunPlan {
             return Err(Failure::failed(format!(
                 "the plan {shown} has version {version}, and this program knows {VERSION}"
             ))
-            .with_remedy("let one version of the program do all parts"));
+            .with_remedy(
+                "let one version of the program do all parts, or delete OUT as a whole and begin again",
+            ));
         }
         let plan: Self = serde_json::from_value(value).map_err(not_understood)?;
         if plan.starts.len() as u64 != plan.parts.get() || !plan.starts.is_sorted() {
@@ -134,7 +145,8 @@ impl RunPlan {
                 "the plan {shown} has {} beginnings for {} parts, or not in their order",
                 plan.starts.len(),
                 plan.parts
-            )));
+            ))
+            .with_remedy("delete OUT as a whole, and begin again"));
         }
         Ok(plan)
     }

@@ -24,6 +24,10 @@ enum Step {
     MakePlan,
     LookAtPlan,
     StoreShard,
+    /// Looks at the plan after the shard, which this process has created or found.
+    LookAfter(bool),
+    /// The plan is gone: looks whether the run is complete.
+    LookBeforeTakingBack(bool),
     Mark,
     /// Looks at the mark of this part.
     LookAtMark(usize),
@@ -48,6 +52,7 @@ enum LeftOut {
     LookWhetherComplete,
     StoreShard,
     LookAtMarks,
+    LookBeforeTakingBack,
     StoreDone,
     DeletePlan,
     DeleteMarks,
@@ -77,6 +82,7 @@ struct State {
 }
 
 /// Does one step of a process. Returns its next step.
+#[allow(clippy::too_many_lines, reason = "an arm for each step")]
 fn step(
     stored: &mut Stored,
     (part, step, misses): (usize, Step, bool),
@@ -104,15 +110,25 @@ fn step(
         Step::LookAtPlan if left(LeftOut::OrderOfMark) => Step::Mark,
         Step::LookAtPlan => Step::StoreShard,
         Step::StoreShard => {
+            let is_new = !stored.shards[part];
             if !left(LeftOut::StoreShard) {
                 stored.shards[part] = true;
             }
-            if left(LeftOut::OrderOfMark) {
-                Step::LookAtMark(0)
-            } else {
-                Step::Mark
-            }
+            Step::LookAfter(is_new)
         }
+        Step::LookAfter(is_new) if !stored.plan => Step::LookBeforeTakingBack(is_new),
+        Step::LookBeforeTakingBack(is_new)
+            if !stored.done || left(LeftOut::LookBeforeTakingBack) =>
+        {
+            if is_new {
+                stored.shards[part] = false;
+            }
+            Step::Ended(false)
+        }
+        Step::LookAfter(_) | Step::LookBeforeTakingBack(_) if left(LeftOut::OrderOfMark) => {
+            Step::LookAtMark(0)
+        }
+        Step::LookAfter(_) | Step::LookBeforeTakingBack(_) => Step::Mark,
         Step::Mark => {
             stored.marks[part] = true;
             if left(LeftOut::OrderOfMark) {
@@ -282,6 +298,7 @@ fn each_step_is_needed() {
         LeftOut::LookForDoneAgain,
         LeftOut::StoreShard,
         LeftOut::LookAtMarks,
+        LeftOut::LookBeforeTakingBack,
         LeftOut::StoreDone,
         LeftOut::DeletePlan,
         LeftOut::DeleteMarks,

@@ -1,13 +1,17 @@
 //! Looks whether the plan of a run is still there, so that a process that was away for long stores nothing in the
 //! output of another run.
 
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use zarrs::storage::{Bytes, StorageError};
 
-use super::plan_key;
+use super::{done_key, plan_key};
 use crate::open::{Place, Store};
+use crate::shard_file::ShardFile;
 
 /// The largest plan whose bytes are compared at each look.
 const SMALL: usize = 64 << 10;
@@ -53,15 +57,20 @@ impl PlanWatch {
         Ok(found.is_some_and(|found| found == self.bytes))
     }
 
-    /// Calls `create`, which creates a shard and returns whether it did, while the plan is stored. Calls `erase` for a
-    /// shard that was created while the plan was replaced.
+    /// Returns whether the run is recorded as complete.
+    fn is_complete(&self) -> Result<bool, StorageError> {
+        let done = self.store.get(&done_key()?)?;
+        Ok(done.is_some_and(|done| done == self.bytes))
+    }
+
+    /// Calls `create`, which creates a shard, while the plan is stored. If the plan is replaced meanwhile, takes the
+    /// shard back, so that the other run does not have it.
     ///
     /// # Errors
-    /// The plan is gone; the errors of the store.
-    pub(crate) fn create(
+    /// The plan is gone, and the run is not complete; the errors of the store.
+    pub(super) fn create(
         &self,
-        create: impl FnOnce() -> Result<bool, StorageError>,
-        erase: impl FnOnce() -> Result<(), StorageError>,
+        create: impl FnOnce() -> Result<Option<Created>, StorageError>,
     ) -> Result<(), StorageError> {
         let gone = || {
             let place = &self.place;
@@ -72,10 +81,62 @@ impl PlanWatch {
         if !self.is_there()? {
             return Err(gone());
         }
-        if create()? && !self.is_there()? {
-            erase()?;
-            return Err(gone());
+        let created = create()?;
+        // The record of a complete run is stored before the plan is deleted. Then another process has found this shard.
+        if self.is_there()? || self.is_complete()? {
+            return Ok(());
         }
-        Ok(())
+        if let Some(created) = created {
+            created.take_back()?;
+        }
+        Err(gone())
     }
+
+    /// Gives `shard` its path, as [`create`](Self::create) does.
+    ///
+    /// # Errors
+    /// The errors of [`create`](Self::create).
+    pub(crate) fn create_shard(&self, shard: ShardFile, index: &[u8]) -> Result<(), StorageError> {
+        self.create(|| {
+            let created = Created::file(shard.path(), shard.file())?;
+            Ok(shard.create_shard(index)?.then_some(created))
+        })
+    }
+}
+
+/// A value that this process has created.
+pub(super) enum Created {
+    /// The file at this path, as it was when it was made.
+    File(PathBuf, Metadata),
+    /// An object. Another one may have its key by now, and stores do not compare before they delete.
+    Object,
+}
+
+impl Created {
+    pub(super) fn file(path: &Path, file: &File) -> io::Result<Self> {
+        Ok(Self::File(path.to_path_buf(), file.metadata()?))
+    }
+
+    /// Deletes the file, unless another one has its path.
+    fn take_back(self) -> io::Result<()> {
+        let Self::File(path, made) = self else {
+            return Ok(());
+        };
+        match fs::symlink_metadata(&path) {
+            Ok(found) if is_same(&made, &found) => fs::remove_file(&path),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+#[cfg(not(unix))]
+fn is_same(_one: &Metadata, _other: &Metadata) -> bool {
+    false
 }
