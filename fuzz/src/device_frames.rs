@@ -246,7 +246,16 @@ fn decompressed(format: Format, stream: &[u8], len: usize) -> Option<Vec<u8>> {
         Format::Zstd => zstd_safe::decompress(&mut block[..], stream).ok()?,
         Format::Deflate { .. } => {
             let mut decompressor = libdeflater::Decompressor::new();
-            decompressor.deflate_decompress(stream, &mut block).ok()?
+            let made = decompressor.deflate_decompress(stream, &mut block).ok()?;
+            // libdeflate ignores bytes behind the last block, as a device may. The host refuses such a member: its
+            // checksum is not behind the last block. The elements are right, because the checksum is compared.
+            let mut member = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+            member.extend_from_slice(stream);
+            member.extend(libdeflater::crc32(&block).to_le_bytes());
+            member.extend(u32::try_from(made).ok()?.to_le_bytes());
+            let mut again = vec![0; made];
+            decompressor.gzip_decompress(&member, &mut again).ok()?;
+            made
         }
         Format::Lz4 => lz4_flex::block::decompress_into(stream, &mut block).ok()?,
     };

@@ -235,10 +235,9 @@ fn interrupted_at_the_end() {
         }
     };
     let mark = |part: &str| {
-        let marks = files(&directory).into_iter();
+        let mut marks = files(&directory).into_iter();
         marks
-            .filter(|file| file.to_str().unwrap().ends_with(part))
-            .next()
+            .find(|file| file.to_str().unwrap().ends_with(part))
             .unwrap()
     };
     case.run("out", "--part 1/2", 0);

@@ -266,7 +266,9 @@ fn requests_for_parts_are_limited() {
                     });
                 }
             });
-            assert_eq!(double.most.load(Ordering::Relaxed), requests);
+            // A busy machine may not make all of them at once.
+            let most = double.most.load(Ordering::Relaxed);
+            assert!(most <= requests && (requests == 1 || most > 1), "{most}");
         }
     });
 }
