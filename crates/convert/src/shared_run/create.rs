@@ -5,6 +5,7 @@ use std::hash::BuildHasher;
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zarrs_cuda::storage::{Durable, NewFile, Owner};
 use zarrs_cuda::writer::ConditionalStore;
@@ -114,11 +115,21 @@ impl Creating {
     /// # Errors
     /// The errors of [`create`](Self::create).
     pub(crate) fn agree(&self, key: &StoreKey, value: &[u8]) -> Result<Option<Bytes>> {
-        // A request that was sent twice may find what it has stored itself.
-        if self.create(key, value.to_vec().into())? {
-            return Ok(None);
+        const ATTEMPTS: u64 = 10;
+        for attempt in 1..=ATTEMPTS {
+            if self.create(key, value.to_vec().into())? {
+                return Ok(None);
+            }
+            // A request that was sent twice may find what it has stored itself. A value that another process is storing
+            // may take a key before it can be read.
+            if let Some(stored) = self.store.get(key)? {
+                return Ok(Some(stored).filter(|stored| **stored != *value));
+            }
+            std::thread::sleep(Duration::from_millis(10 * attempt));
         }
-        Ok(self.store.get(key)?.filter(|stored| **stored != *value))
+        Err(StorageError::Other(format!(
+            "the store has a value of {key}, and does not return it"
+        )))
     }
 
     /// Checks that the store creates values, by an object that is created twice.

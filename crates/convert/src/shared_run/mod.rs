@@ -54,6 +54,7 @@ pub(crate) use self::division::starts;
 pub(crate) use self::made::{Made, found};
 pub(crate) use self::plan::{PartStart, PlannedNode, RunPlan, Wanted};
 pub use self::status::{MissingPart, RunStatus, status};
+use self::watch::Look;
 pub(crate) use self::watch::PlanWatch;
 use crate::evidence::hash;
 use crate::failure::Failure;
@@ -261,11 +262,10 @@ impl SharedRun {
     /// The plan is gone, and the run is not complete; or there is another plan; the errors of the store.
     pub(crate) fn goes_on(&self) -> Result<bool, Failure> {
         let doing = format!("look at the plan of {}", self.place);
-        if self.watch.is_there().map_err(Failure::to(&doing))? {
-            return Ok(true);
-        }
-        if self.is_complete()? {
-            return Ok(false);
+        match self.watch.look().map_err(Failure::to(&doing))? {
+            Look::There => return Ok(true),
+            Look::Complete => return Ok(false),
+            Look::Gone => {}
         }
         Err(Failure::failed(format!(
             "the plan of {} was deleted or replaced while this part was made",
@@ -451,6 +451,9 @@ fn made(place: &Place, mut plan: RunPlan, prepares: bool) -> Result<(Bytes, Stri
         let other = creating.agree(&key, &bytes)?;
         Ok((other.unwrap_or_else(|| bytes.into()), key))
     };
+    if prepares {
+        plan = plan.with_name();
+    }
     let mut created = create(&plan);
     if prepares && matches!(created, Err(StorageError::Unsupported(_))) {
         plan.may_replace = true;

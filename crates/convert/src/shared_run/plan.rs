@@ -21,7 +21,8 @@ pub(crate) struct RunPlan {
     zarrs_cuda_run: u64,
     /// The version of the program. Another version may encode other bytes.
     program: String,
-    /// A random name, which no other run has.
+    /// A random name if the run was prepared, perhaps in the place of an equal one. The processes of other runs may
+    /// make the plan at the same time, and all make it alike.
     run: String,
     /// The command, such as `reencode`.
     command: String,
@@ -104,10 +105,7 @@ impl RunPlan {
         Self {
             zarrs_cuda_run: VERSION,
             program: env!("CARGO_PKG_VERSION").to_owned(),
-            run: format!(
-                "{:016x}",
-                RandomState::new().hash_one(Owner::this().to_string())
-            ),
+            run: String::new(),
             command: wanted.command.to_owned(),
             arguments: wanted.arguments.clone(),
             backend: wanted.backend.clone(),
@@ -120,6 +118,13 @@ impl RunPlan {
             left_out: wanted.left_out.clone(),
             starts,
         }
+    }
+
+    /// Gives the run a name that no other run has.
+    pub(super) fn with_name(mut self) -> Self {
+        let name = RandomState::new().hash_one(Owner::this().to_string());
+        self.run = format!("{name:016x}");
+        self
     }
 
     /// Reads a stored plan. `shown` names the object.

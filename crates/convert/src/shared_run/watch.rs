@@ -18,6 +18,16 @@ const SMALL: usize = 64 << 10;
 /// The time for which only the size of a larger plan is compared.
 const AGE: Duration = Duration::from_secs(1);
 
+/// The state of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    There,
+    /// The run is complete.
+    Complete,
+    /// The plan was deleted or replaced, and the run is not complete.
+    Gone,
+}
+
 /// The plan of a run, as it was when this process joined the run.
 pub(crate) struct PlanWatch {
     place: Place,
@@ -46,7 +56,7 @@ impl PlanWatch {
     ///
     /// # Errors
     /// The errors of the store.
-    pub(super) fn is_there(&self) -> Result<bool, StorageError> {
+    fn is_there(&self) -> Result<bool, StorageError> {
         let key = plan_key()?;
         let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
         if self.bytes.len() > SMALL && compared.is_some_and(|at| at.elapsed() < AGE) {
@@ -55,6 +65,26 @@ impl PlanWatch {
         let found = self.store.get(&key)?;
         *compared = Some(Instant::now());
         Ok(found.is_some_and(|found| found == self.bytes))
+    }
+
+    /// Looks for the plan. Looks again before it says that the plan is gone: while several processes create one plan,
+    /// some stores show a part of it.
+    ///
+    /// # Errors
+    /// The errors of the store.
+    pub(super) fn look(&self) -> Result<Look, StorageError> {
+        const PAUSES: [u64; 5] = [10, 50, 100, 200, 0];
+        for pause in PAUSES {
+            if self.is_there()? {
+                return Ok(Look::There);
+            }
+            // The record of a complete run is stored before the plan is deleted.
+            if self.is_complete()? {
+                return Ok(Look::Complete);
+            }
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+        Ok(Look::Gone)
     }
 
     /// Returns whether the run is recorded as complete.
@@ -78,12 +108,12 @@ impl PlanWatch {
                 "the plan of {place} was deleted or replaced while this part was made"
             ))
         };
-        if !self.is_there()? {
+        if self.look()? == Look::Gone {
             return Err(gone());
         }
         let created = create()?;
-        // The record of a complete run is stored before the plan is deleted. Then another process has found this shard.
-        if self.is_there()? || self.is_complete()? {
+        // Another process that has completed the run has found this shard.
+        if self.look()? != Look::Gone {
             return Ok(());
         }
         if let Some(created) = created {
