@@ -115,10 +115,7 @@ impl Evidence {
             Place::Url(url) => objects(place, url, add)?,
         };
         Ok(Self {
-            place: match place {
-                Place::Directory(path) => canonical(path).to_string_lossy().into_owned(),
-                Place::Url(_) => place.to_string().trim_end_matches('/').to_string(),
-            },
+            place: self::name(place),
             metadata: hash(parts.iter().map(Vec::as_slice)),
             versions: are_listed.then_some(versions),
         })
@@ -301,6 +298,14 @@ fn objects(
     _on_object: impl FnMut(&str, u64, &str),
 ) -> Result<bool, Failure> {
     Ok(false)
+}
+
+/// Returns the name of a place that is the same wherever the process runs on a machine.
+pub(crate) fn name(place: &Place) -> String {
+    match place {
+        Place::Directory(path) => canonical(path).to_string_lossy().into_owned(),
+        Place::Url(_) => place.to_string().trim_end_matches('/').to_string(),
+    }
 }
 
 /// Returns the FNV-1a hash of `parts` and their sizes. Markers have this hash, so every version of the

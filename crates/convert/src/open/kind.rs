@@ -212,7 +212,7 @@ pub fn must_be_free(
 /// The directory of the plan and the marks of a run in parts.
 pub const RUN: &str = ".zarrs-cuda-run";
 
-/// Returns whether `key` is that of the plan or a mark of a run in parts, or the name of their directory.
+/// Returns whether `key` names the plan or a mark of a run in parts, or the directory of both.
 pub fn is_of_run(key: &str) -> bool {
     key.split('/').any(|name| name == RUN)
 }

@@ -29,31 +29,19 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
     let say = |line: String| watcher.hear(Event::Line(&line));
     let stores = open::store(input)?;
     let store = &*stores.store;
-    input.must_be_listed(
-        "find the arrays of",
-        "name one array, and leave out --recursive",
-    )?;
-    let (members, left_out) = members(input, store)?;
-    left_out_note(input, &left_out).map(say);
+    let Hierarchy {
+        members,
+        left_out,
+        metadata,
+    } = hierarchy(input, store, watcher)?;
     let repairs = repairs_of_groups(&stores, &members);
-    encoded_names(input, &members).into_iter().for_each(say);
-    let metadata = match members.first().map(|root| &root.node) {
-        Some(Node::Group { metadata, .. }) => metadata.clone(),
-        _ => {
-            return Err(Failure::usage(format!("{input} is an array, not a group"))
-                .with_remedy("leave out --recursive"));
-        }
-    };
     let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
     let evidence = Evidence::of_group(input, store, &paths)?;
     let run = Run::of_group(settings, evidence, metadata);
     let root = Target::new(output)?;
     let changes = root.check_group(settings.mode(), &run, &paths)?;
     let (plans, mut failed) = plans(settings, watcher, &members, changes.as_ref());
-    if let Place::Directory(path) = input {
-        failed.extend(unreadable(path)?);
-    }
-    failed.extend(listed_alone(input, store, &paths)?);
+    failed.extend(not_found(input, store, &members)?);
     if watcher.is_stopping() {
         return Err(not_begun());
     }
@@ -109,6 +97,55 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
     Ok(report(Some(written), failed))
 }
 
+/// The nodes of an input that is a group.
+pub(super) struct Hierarchy {
+    pub(super) members: Vec<Member>,
+    /// The paths of files and directories that are no part of the hierarchy.
+    left_out: Vec<String>,
+    /// The metadata of the root.
+    metadata: Vec<u8>,
+}
+
+/// Lists the nodes of `input`, and tells the watcher what is no part of the hierarchy.
+pub(super) fn hierarchy(
+    input: &Place,
+    store: &Store,
+    watcher: &dyn Watcher,
+) -> Result<Hierarchy, Failure> {
+    let say = |line: String| watcher.hear(Event::Line(&line));
+    input.must_be_listed(
+        "find the arrays of",
+        "name one array, and leave out --recursive",
+    )?;
+    let (members, left_out) = members(input, store)?;
+    left_out_note(input, &left_out).map(say);
+    encoded_names(input, &members).into_iter().for_each(say);
+    let Some(Node::Group { metadata, .. }) = members.first().map(|root| &root.node) else {
+        return Err(Failure::usage(format!("{input} is an array, not a group"))
+            .with_remedy("leave out --recursive"));
+    };
+    Ok(Hierarchy {
+        metadata: metadata.clone(),
+        members,
+        left_out,
+    })
+}
+
+/// Returns a failure for each node that cannot be listed, or that only the consolidated metadata have.
+pub(super) fn not_found(
+    input: &Place,
+    store: &Store,
+    members: &[Member],
+) -> Result<Vec<Failure>, Failure> {
+    let mut failures = match input {
+        Place::Directory(path) => unreadable(path)?,
+        Place::Url(_) => Vec::new(),
+    };
+    let paths = members.iter().map(|member| &*member.path).collect();
+    failures.extend(listed_alone(input, store, &paths)?);
+    Ok(failures)
+}
+
 /// Returns the repairs of the metadata of groups, as lines for people. Each array reports its own.
 fn repairs_of_groups(stores: &Stores, members: &[Member]) -> Vec<String> {
     let is_array = |member: &&Member| matches!(member.node, Node::Array);
@@ -134,7 +171,7 @@ fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure>
 
 /// Returns a failure for each node that the consolidated metadata of the root list and that does not exist.
 /// xarray would read such a node, because it reads no other metadata.
-pub(super) fn listed_alone(
+fn listed_alone(
     input: &Place,
     store: &Store,
     paths: &BTreeSet<&str>,
@@ -171,7 +208,7 @@ fn encoded_names(input: &Place, members: &[Member]) -> Vec<String> {
 }
 
 /// Returns a note about the files and directories of the input that are no part of the hierarchy.
-pub(super) fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
+fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
     let first = left_out.first()?;
     Some(format!(
         "note: {} of {input} not copied, because it is no part of the hierarchy: {first}{}",
@@ -239,7 +276,7 @@ fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<
 
 /// Returns all nodes of the input, the root first, and the paths of files and directories that are no part of
 /// the hierarchy.
-pub(super) fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), Failure> {
+fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), Failure> {
     let (mut members, mut left_out) = (Vec::new(), Vec::new());
     let mut paths = vec![String::new()];
     while let Some(path) = paths.pop() {

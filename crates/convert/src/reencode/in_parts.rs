@@ -1,6 +1,5 @@
 //! Re-encodes one part of an array or a group, or plans the parts. `shared_run` has the protocol.
 
-use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,21 +13,20 @@ use super::copy::copy;
 use super::covered::Covered;
 use super::found::{self, prefix_of};
 use super::groups::{Member, Node, of_groups};
-use super::hierarchy::{left_out_note, listed_alone, members, plans};
-use super::readable::unreadable;
+use super::hierarchy::{hierarchy, not_found, plans};
 use super::report::{PartReport, PartState};
 use super::resume::Stored;
-use super::same_run::Run;
+use super::same_run::arguments_of_group;
 use super::target::Target;
 use super::{Job, Plan, Reencode, Shared, not_begun};
-use crate::evidence::{Evidence, canonical, hash};
+use crate::evidence::{self, hash};
 use crate::failure::Failure;
 use crate::grid::Grid;
 use crate::open::{self, Place, Store, is_of_writer};
 use crate::shared_run::{
     self, Joined, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
 };
-use crate::watcher::{Event, Watcher};
+use crate::watcher::Watcher;
 
 /// The documents of a node's metadata, in Zarr v2 and v3.
 const DOCUMENTS: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
@@ -118,35 +116,26 @@ impl<'a> Whole<'a> {
     ) -> Result<Self, Failure> {
         let Reencode { input, .. } = settings;
         let store = open::store(input)?.store;
-        let (members, mut failed) = if settings.recursive {
-            found_members(settings, &store, watcher)?
+        let (members, plans, failed) = if settings.recursive {
+            let members = hierarchy(input, &store, watcher)?.members;
+            let (plans, mut failed) = plans(settings, watcher, &members, None);
+            failed.extend(not_found(input, &store, &members)?);
+            (members, plans, failed)
         } else {
             let array = Member {
                 path: String::new(),
                 node: Node::Array,
             };
-            (vec![array], Vec::new())
+            let plan = Job::new(settings, watcher, "").plan(false)?;
+            (vec![array], vec![plan], Vec::new())
         };
-        let (plans, of_arrays) = if settings.recursive {
-            plans(settings, watcher, &members, None)
-        } else {
-            (
-                vec![Job::new(settings, watcher, "").plan(false)?],
-                Vec::new(),
-            )
-        };
-        failed.extend(of_arrays);
-        let run = Run::of_group(settings, Evidence::of(input, &*store)?, Vec::new());
-        let mut arguments = run.arguments().clone();
+        let mut arguments = arguments_of_group(settings);
         arguments.insert("--recursive".to_owned(), settings.recursive.into());
         let wanted = Wanted {
             command: "reencode",
             arguments,
             backend: format!("{:?}", settings.options.backend()).to_lowercase(),
-            input: match input {
-                Place::Directory(path) => canonical(path).display().to_string(),
-                Place::Url(_) => input.to_string().trim_end_matches('/').to_owned(),
-            },
+            input: evidence::name(input),
             input_metadata: hash_of_metadata(input, &store, &members)?,
             parts,
             nodes: nodes(&members, &plans)?,
@@ -331,36 +320,6 @@ fn within(array: usize, start: PartStart, end: Option<PartStart>) -> Range<u128>
         _ => u128::MAX,
     };
     first..last
-}
-
-/// Returns the members of the input, and failures for what would be left out.
-fn found_members(
-    settings: &Reencode,
-    store: &Store,
-    watcher: &dyn Watcher,
-) -> Result<(Vec<Member>, Vec<Failure>), Failure> {
-    let input = &settings.input;
-    input.must_be_listed(
-        "find the arrays of",
-        "name one array, and leave out --recursive",
-    )?;
-    let (members, left_out) = members(input, store)?;
-    if let Some(note) = left_out_note(input, &left_out) {
-        watcher.hear(Event::Line(&note));
-    }
-    if !matches!(
-        members.first().map(|root| &root.node),
-        Some(Node::Group { .. })
-    ) {
-        return Err(Failure::usage(format!("{input} is an array, not a group"))
-            .with_remedy("leave out --recursive"));
-    }
-    let paths: BTreeSet<&str> = members.iter().map(|member| &*member.path).collect();
-    let mut failed = listed_alone(input, store, &paths)?;
-    if let Place::Directory(path) = input {
-        failed.extend(unreadable(path)?);
-    }
-    Ok((members, failed))
 }
 
 /// Returns the nodes of the output, in the order in which readers may see them.

@@ -34,46 +34,20 @@ impl Run {
         metadata: Vec<u8>,
     ) -> Self {
         let shapes = [&shapes.shard, &shapes.subchunk].map(|shape| shape_text(shape).into());
-        Self::new(settings, shapes, input, metadata)
-    }
-
-    /// Returns a run that re-encodes all arrays of a group.
-    pub(super) fn of_group(settings: &Reencode, input: Evidence, metadata: Vec<u8>) -> Self {
-        let shapes = &settings.shapes;
-        let asked = [&shapes.shard, &shapes.subchunk]
-            .map(|shape| json!(shape.as_ref().map(|shape| shape_text(shape))));
-        let mut run = Self::new(settings, asked, input, metadata);
-        for (option, size) in [
-            ("--shard-size", shapes.shard_size),
-            ("--subchunk-size", shapes.subchunk_size),
-        ] {
-            run.arguments.insert(option.to_string(), size.into());
-        }
-        run
-    }
-
-    fn new(settings: &Reencode, shapes: [Value; 2], input: Evidence, metadata: Vec<u8>) -> Self {
-        let [shard, subchunk] = shapes;
-        let arguments = [
-            ("--shard", shard),
-            ("--subchunk", subchunk),
-            ("--codec", settings.codec.to_string().into()),
-            (
-                "--index",
-                format!("{:?}", settings.index).to_lowercase().into(),
-            ),
-        ];
-        let arguments = arguments.map(|(option, value)| (option.to_string(), value));
         Self {
             input,
-            arguments: arguments.into_iter().collect(),
+            arguments: arguments(settings, shapes),
             metadata,
         }
     }
 
-    /// Returns the arguments that affect the output, by the names of their options.
-    pub(super) fn arguments(&self) -> &Map<String, Value> {
-        &self.arguments
+    /// Returns a run that re-encodes all arrays of a group.
+    pub(super) fn of_group(settings: &Reencode, input: Evidence, metadata: Vec<u8>) -> Self {
+        Self {
+            input,
+            arguments: arguments_of_group(settings),
+            metadata,
+        }
     }
 
     /// Returns the metadata that the output will have.
@@ -166,6 +140,37 @@ pub(super) struct GoesOn {
     pub(super) marker: Vec<u8>,
     /// The keys of the input that were written since the first run began.
     pub(super) changes: Option<Changes>,
+}
+
+/// Returns the arguments of a run that re-encodes all arrays of a group, as far as they affect the output, by the names
+/// of their options.
+pub(super) fn arguments_of_group(settings: &Reencode) -> Map<String, Value> {
+    let shapes = &settings.shapes;
+    let asked = [&shapes.shard, &shapes.subchunk]
+        .map(|shape| json!(shape.as_ref().map(|shape| shape_text(shape))));
+    let mut arguments = arguments(settings, asked);
+    for (option, size) in [
+        ("--shard-size", shapes.shard_size),
+        ("--subchunk-size", shapes.subchunk_size),
+    ] {
+        arguments.insert(option.to_string(), size.into());
+    }
+    arguments
+}
+
+fn arguments(settings: &Reencode, shapes: [Value; 2]) -> Map<String, Value> {
+    let [shard, subchunk] = shapes;
+    let arguments = [
+        ("--shard", shard),
+        ("--subchunk", subchunk),
+        ("--codec", settings.codec.to_string().into()),
+        (
+            "--index",
+            format!("{:?}", settings.index).to_lowercase().into(),
+        ),
+    ];
+    let arguments = arguments.map(|(option, value)| (option.to_string(), value));
+    arguments.into_iter().collect()
 }
 
 /// Returns whether `marker` describes its run.

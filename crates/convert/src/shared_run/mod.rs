@@ -23,7 +23,7 @@
 //! look at the plan
 //! create the mark of the part, with the number of its shards and a hash of their places and sizes
 //! get the marks of all parts: one is missing, and there is no record of a complete run: end
-//! list the shards: those of a part are not those of its mark: delete the mark, end
+//! list the shards: a part has other shards than its mark says: delete the mark, end
 //! create the metadata of arrays, of inner groups, and of the root; look at the plan before each
 //! create the record of the complete run
 //! tidy: delete the plan, and the marks
@@ -267,17 +267,14 @@ impl SharedRun {
             Look::Complete => return Ok(false),
             Look::Gone => {}
         }
-        Err(Failure::failed(format!(
-            "the plan of {} was deleted or replaced while this part was made",
-            self.place
-        ))
-        .with_remedy("let all parts of one run end before another run begins there"))
+        Err(Failure::failed(self.watch.gone())
+            .with_remedy("let all parts of one run end before another run begins there"))
     }
 
     /// Returns whether the run is complete.
     pub(crate) fn is_complete(&self) -> Result<bool, Failure> {
-        let done = stored(&self.place, self.creating.store(), done_key())?;
-        Ok(done.is_some_and(|(done, _)| *done == *self.watch.bytes()))
+        let complete = self.watch.is_complete();
+        complete.map_err(Failure::to(format_args!("look at {}", self.place)))
     }
 
     /// Opens the store of the array at `path`, in which shards are created.

@@ -221,7 +221,7 @@ impl RunPlan {
         }
         if self.input_metadata != other.input_metadata {
             return Some(format!(
-                "the metadata of {} have changed since, or are those of other arrays",
+                "the metadata of {} have changed since the plan was made",
                 self.input
             ));
         }

@@ -87,8 +87,16 @@ impl PlanWatch {
         Ok(Look::Gone)
     }
 
+    /// Says that the plan is [`Look::Gone`].
+    pub(super) fn gone(&self) -> String {
+        format!(
+            "the plan of {} was deleted or replaced while this part was made",
+            self.place
+        )
+    }
+
     /// Returns whether the run is recorded as complete.
-    fn is_complete(&self) -> Result<bool, StorageError> {
+    pub(super) fn is_complete(&self) -> Result<bool, StorageError> {
         let done = self.store.get(&done_key()?)?;
         Ok(done.is_some_and(|done| done == self.bytes))
     }
@@ -102,12 +110,7 @@ impl PlanWatch {
         &self,
         create: impl FnOnce() -> Result<Option<Created>, StorageError>,
     ) -> Result<(), StorageError> {
-        let gone = || {
-            let place = &self.place;
-            StorageError::Other(format!(
-                "the plan of {place} was deleted or replaced while this part was made"
-            ))
-        };
+        let gone = || StorageError::Other(self.gone());
         if self.look()? == Look::Gone {
             return Err(gone());
         }
