@@ -183,17 +183,28 @@ fn remove(directories: &[PathBuf]) {
 /// Returns whether `path` names the open file `file`, and not another file that has replaced it.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let id = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
     match (file.metadata(), fs::metadata(path)) {
-        (Ok(open), Ok(named)) => id(open) == id(named),
+        (Ok(open), Ok(named)) => is_same(&open, &named),
         _ => false,
     }
+}
+
+/// Returns whether both are of one file.
+#[cfg(unix)]
+pub(crate) fn is_same(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 #[cfg(not(unix))]
 fn is_at(_file: &File, path: &Path) -> bool {
     path.exists()
+}
+
+/// Returns false: the system does not tell.
+#[cfg(not(unix))]
+pub(crate) fn is_same(_one: &fs::Metadata, _other: &fs::Metadata) -> bool {
+    false
 }
 
 #[cfg(test)]

@@ -319,16 +319,9 @@ impl BytesDataTypeTraits for Structure {
         bytes: Cow<'a, [u8]>,
         order: Option<Endianness>,
     ) -> Result<Cow<'a, [u8]>, BytesCodecEndiannessMissingError> {
-        let order = order.unwrap_or(Endianness::Little);
-        if order.is_native() {
-            return Ok(bytes);
-        }
-        let encoded = self.changed(bytes, |field, column| {
-            let codec = field.data_type.codec_bytes();
-            let codec = codec.map_err(|_| BytesCodecEndiannessMissingError)?;
-            Ok(codec.encode(column.into(), Some(order))?.into_owned())
-        });
-        encoded.map(Cow::Owned)
+        self.coded(bytes, order, |codec, column, order| {
+            codec.encode(column, Some(order))
+        })
     }
 
     fn decode<'a>(
@@ -336,16 +329,34 @@ impl BytesDataTypeTraits for Structure {
         bytes: Cow<'a, [u8]>,
         order: Option<Endianness>,
     ) -> Result<Cow<'a, [u8]>, BytesCodecEndiannessMissingError> {
+        self.coded(bytes, order, |codec, column, order| {
+            codec.decode(column, Some(order))
+        })
+    }
+}
+
+impl Structure {
+    /// Changes the byte order of each field by `code`, unless `order` is that of this machine.
+    fn coded<'a>(
+        &self,
+        bytes: Cow<'a, [u8]>,
+        order: Option<Endianness>,
+        code: impl for<'c> Fn(
+            &dyn BytesDataTypeTraits,
+            Cow<'c, [u8]>,
+            Endianness,
+        ) -> Result<Cow<'c, [u8]>, BytesCodecEndiannessMissingError>,
+    ) -> Result<Cow<'a, [u8]>, BytesCodecEndiannessMissingError> {
         let order = order.unwrap_or(Endianness::Little);
         if order.is_native() {
             return Ok(bytes);
         }
-        let decoded = self.changed(bytes, |field, column| {
+        let coded = self.changed(bytes, |field, column| {
             let codec = field.data_type.codec_bytes();
             let codec = codec.map_err(|_| BytesCodecEndiannessMissingError)?;
-            Ok(codec.decode(column.into(), Some(order))?.into_owned())
+            Ok(code(codec, column.into(), order)?.into_owned())
         });
-        decoded.map(Cow::Owned)
+        coded.map(Cow::Owned)
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use zarrs::storage::{Bytes, StorageError};
 
 use super::{done_key, plan_key};
+use crate::claim::is_same;
 use crate::open::{Place, Store};
 use crate::shard_file::ShardFile;
 
@@ -161,15 +162,4 @@ impl Created {
             _ => Ok(()),
         }
     }
-}
-
-#[cfg(unix)]
-fn is_same(one: &Metadata, other: &Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    (one.dev(), one.ino()) == (other.dev(), other.ino())
-}
-
-#[cfg(not(unix))]
-fn is_same(_one: &Metadata, _other: &Metadata) -> bool {
-    false
 }
