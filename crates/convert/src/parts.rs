@@ -65,6 +65,8 @@ pub struct Parts {
     /// The average number of times that each chunk of the input is read, for one shard.
     reads: f64,
     is_whole: bool,
+    /// The number of shards that fit the budget at once.
+    at_once: usize,
 }
 
 impl Parts {
@@ -111,6 +113,11 @@ impl Parts {
             let reads = reads(shard, &shape, input_chunk);
             #[allow(clippy::cast_precision_loss, reason = "a few threads")]
             let time = |parts: &Self| parts.reads / parts.threads as f64;
+            // Another shard takes buffers of its own, for two threads more: those that read and write it.
+            let another = BUFFERS.saturating_mul(bytes(shard)).saturating_add(index);
+            let another = another.saturating_add(2 * of_thread);
+            let rest = room.saturating_sub(BUFFERS.saturating_mul(bytes(shard)));
+            let others = if is_whole { rest / another.max(1) } else { 0 };
             let parts = Self {
                 part: bytes(&shape),
                 shape,
@@ -118,6 +125,7 @@ impl Parts {
                 of_thread,
                 reads,
                 is_whole,
+                at_once: usize::try_from(others).map_or(threads, |others| threads.min(others + 1)),
             };
             if best.as_ref().is_none_or(|best| time(&parts) <= time(best)) {
                 best = Some(parts);
@@ -169,6 +177,12 @@ impl Parts {
     /// Returns whether each shard is made as a whole.
     pub fn are_whole(&self) -> bool {
         self.is_whole
+    }
+
+    /// Returns the number of shards that are made, or compared, at once. Each of them takes part of all threads, so
+    /// there are no more shards than threads.
+    pub fn at_once(&self) -> usize {
+        self.at_once
     }
 
     /// Returns the most bytes that buffers take while a box of `whole` bytes is read in these parts.
@@ -344,6 +358,9 @@ mod tests {
         assert!(parts(1024).are_whole());
         assert!(!parts(256).are_whole());
         assert!(parts(256).threads == 4);
+        // A shard has 128 MiB, five of which are in memory.
+        let at_once = [256, 1024, 1300, 2000, 2700, 1 << 20].map(|memory| parts(memory).at_once());
+        assert_eq!(at_once, [1, 1, 2, 3, 4, 4]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Copies the elements of the input array to the output array.
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use super::Job;
 use super::arrays::{Input, OutputArray};
 use super::assembly::Assembly;
 use super::covered::Covered;
+use super::lanes::Lanes;
 use super::resume::Stored;
 use super::shapes::Shapes;
 use crate::chunks::Chunks;
@@ -42,7 +44,7 @@ pub(super) struct Counter<'a> {
     step: Step<'a>,
     element: u64,
     shards: u128,
-    shards_done: u128,
+    shards_done: AtomicU64,
 }
 
 impl<'a> Counter<'a> {
@@ -64,30 +66,30 @@ impl<'a> Counter<'a> {
             step: Step::begin(job.watcher, what, unit, total),
             element,
             shards: covered.len(),
-            shards_done: 0,
+            shards_done: AtomicU64::new(0),
         }
     }
 
-    /// Counts a finished shard.
-    pub(super) fn add(&mut self, region: &ArraySubset) {
-        let elements = region.num_elements();
+    /// Counts a finished shard of so many elements.
+    pub(super) fn add(&self, elements: u64) {
         self.step.add(elements.saturating_mul(self.element));
-        self.shards_done += 1;
+        self.shards_done.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns an error that tells the progress, unless every shard is done.
     pub(super) fn finish(self) -> Result<(), Failure> {
-        if self.shards_done == self.shards {
+        let done = self.shards_done.into_inner();
+        if u128::from(done) == self.shards {
             return Ok(());
         }
         Err(Failure::interrupted(format!(
-            "{} stopped after {} of {} shards",
-            self.what, self.shards_done, self.shards
+            "{} stopped after {done} of {} shards",
+            self.what, self.shards
         )))
     }
 }
 
-/// Writes each covered shard that an earlier run has not stored.
+/// Writes each covered shard that an earlier run has not stored: as many at once as the budget allows.
 pub(super) fn copy(
     job: &Job<'_>,
     shapes: &Shapes,
@@ -98,96 +100,160 @@ pub(super) fn copy(
     stored: &Stored<'_>,
 ) -> Result<Transfer, Failure> {
     let start = Instant::now();
-    let mut counter = Counter::new(job, "writing", output, covered);
-    let mut bytes_decoded = 0;
-    let parts = &shapes.parts;
-    thread::scope(|scope| {
-        // The channel has no buffer: one part is read while another is written.
-        let (sender, receiver) = mpsc::sync_channel(0);
-        scope.spawn(move || {
-            for (indices, region) in covered.shards() {
-                match stored.goes_on() {
-                    Ok(true) => {}
-                    Ok(false) => return,
-                    Err(failure) => {
-                        let part = region.clone();
-                        let _ = sender.send((indices, region, part, Some(Err(failure)), true));
-                        return;
-                    }
-                }
-                let is_written = match stored.has(&indices, &region) {
-                    Ok(is_written) => is_written,
-                    Err(failure) => {
-                        let part = region.clone();
-                        let _ = sender.send((indices, region, part, Some(Err(failure)), true));
-                        return; // a writer that has stopped reports its own error
-                    }
-                };
-                let mut boxes = parts.of(&region).peekable();
-                while let Some(part) = boxes.next() {
-                    let bytes = (!is_written).then(|| read(job, chunks, input, shapes, &part));
-                    let is_last = is_written || boxes.peek().is_none();
-                    let (indices, region) = (indices.clone(), region.clone());
-                    let read = (indices, region, part, bytes, is_last);
-                    if job.watcher.is_stopping() || sender.send(read).is_err() {
-                        return; // the user has stopped the run, or the writer has stopped
-                    }
-                    if is_written {
-                        break;
-                    }
-                }
-            }
-        });
-        let mut assembly: Option<Assembly> = None;
-        for (indices, region, part, bytes, is_last) in receiver {
-            if job.watcher.is_stopping() {
-                break;
-            }
-            if let Some(bytes) = bytes.transpose()? {
-                bytes_decoded += bytes.size() as u64;
-                // zarrs takes the strings of a shard for fill values if their concatenated bytes repeat the
-                // fill value: ["aa", ""] for twice "a". So shards of strings are always put together from
-                // parts.
-                if parts.are_whole() && output.data_type().fixed_size().is_some() {
-                    // At the end of the array, this call fills the rest of the shard with the fill value.
-                    output
-                        .store_array_subset(&region, bytes)
-                        .map_err(Failure::to(format_args!(
-                            "write the shard {} of {}",
-                            output.chunk_key(&indices),
-                            job.output
-                        )))?;
-                } else {
-                    let mut shard = match assembly.take() {
-                        Some(shard) => shard,
-                        None => Assembly::new(
-                            output,
-                            &job.output,
-                            &shapes.subchunk,
-                            &indices,
-                            region.clone(),
-                            parts.options(),
-                        )?
-                        .that_creates(stored.watch()),
-                    };
-                    shard.add(&part, bytes)?;
-                    if is_last {
-                        shard.finish()?;
-                    } else {
-                        assembly = Some(shard);
-                    }
-                }
-            }
-            if is_last {
-                counter.add(&region);
-            }
-        }
-        counter.finish()
+    let copying = Copying {
+        job,
+        shapes,
+        chunks,
+        input,
+        output,
+        stored,
+        counter: Counter::new(job, "writing", output, covered),
+        bytes_decoded: AtomicU64::new(0),
+    };
+    Lanes::run(covered.shards(), shapes.parts.at_once(), |lanes| {
+        copying.lane(lanes)
     })?;
+    copying.counter.finish()?;
     Ok(Transfer {
-        bytes_decoded,
+        bytes_decoded: copying.bytes_decoded.into_inner(),
         time: start.elapsed(),
     })
+}
+
+/// The indices of a shard, and its region within the array.
+type Shard = (Vec<u64>, ArraySubset);
+
+/// A part of a shard that was read.
+struct ReadPart {
+    shard: Shard,
+    region: ArraySubset,
+    /// The elements; `None` if an earlier run stored the shard.
+    bytes: Option<ArrayBytes<'static>>,
+    is_last: bool,
+}
+
+/// A copy that several lanes make.
+struct Copying<'a> {
+    job: &'a Job<'a>,
+    shapes: &'a Shapes,
+    chunks: &'a Chunks,
+    input: &'a Input,
+    output: &'a OutputArray,
+    stored: &'a Stored<'a>,
+    counter: Counter<'a>,
+    bytes_decoded: AtomicU64,
+}
+
+impl Copying<'_> {
+    /// Copies shards one after the other: one part is read while the part before is written.
+    fn lane<I: Iterator<Item = Shard> + Send>(&self, lanes: &Lanes<I>) -> Result<(), Failure> {
+        thread::scope(|scope| {
+            let (sender, receiver) = mpsc::sync_channel(0); // it has no buffer
+            let reading = scope.spawn(move || self.read(lanes, &sender));
+            let written = self.write(receiver);
+            let read = reading.join();
+            written.and(read.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+    }
+
+    /// Reads the shards that `lanes` give, until the user stops the run, or the writer has stopped.
+    fn read<I: Iterator<Item = Shard> + Send>(
+        &self,
+        lanes: &Lanes<I>,
+        sender: &SyncSender<ReadPart>,
+    ) -> Result<(), Failure> {
+        let parts = &self.shapes.parts;
+        while let Some(shard) = lanes.next() {
+            if !self.stored.goes_on()? {
+                lanes.stop();
+                break;
+            }
+            let (indices, region) = &shard;
+            let is_written = self.stored.has(indices, region)?;
+            let mut boxes = parts.of(region).peekable();
+            while let Some(part) = boxes.next() {
+                let read = || read(self.job, self.chunks, self.input, self.shapes, &part);
+                let part = ReadPart {
+                    bytes: (!is_written).then(read).transpose()?,
+                    is_last: is_written || boxes.peek().is_none(),
+                    shard: shard.clone(),
+                    region: part,
+                };
+                if self.job.watcher.is_stopping() || sender.send(part).is_err() {
+                    return Ok(());
+                }
+                if is_written {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the parts that were read, until the user stops the run.
+    fn write(&self, parts: Receiver<ReadPart>) -> Result<(), Failure> {
+        let mut assembly: Option<Assembly> = None;
+        for part in parts {
+            if self.job.watcher.is_stopping() {
+                break;
+            }
+            let is_last = part.is_last;
+            let (_, region) = &part.shard;
+            let elements = region.num_elements();
+            if let Some(bytes) = part.bytes {
+                self.bytes_decoded
+                    .fetch_add(bytes.size() as u64, Ordering::Relaxed);
+                assembly = self.write_part(assembly, part.shard, &part.region, bytes, is_last)?;
+            }
+            if is_last {
+                self.counter.add(elements);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a part. Returns the shard that it belongs to, unless it was the last part of it.
+    fn write_part<'a>(
+        &'a self,
+        assembly: Option<Assembly<'a>>,
+        (indices, region): Shard,
+        part: &ArraySubset,
+        bytes: ArrayBytes<'static>,
+        is_last: bool,
+    ) -> Result<Option<Assembly<'a>>, Failure> {
+        let Self { output, job, .. } = self;
+        let parts = &self.shapes.parts;
+        // zarrs takes the strings of a shard for fill values if their concatenated bytes repeat the fill
+        // value: ["aa", ""] for twice "a". So shards of strings are always put together from parts.
+        if parts.are_whole() && output.data_type().fixed_size().is_some() {
+            // At the end of the array, this call fills the rest of the shard with the fill value.
+            let stored = output.store_array_subset(&region, bytes);
+            stored.map_err(Failure::to(format_args!(
+                "write the shard {} of {}",
+                output.chunk_key(&indices),
+                job.output
+            )))?;
+            return Ok(None);
+        }
+        let mut shard = match assembly {
+            Some(shard) => shard,
+            None => Assembly::new(
+                output,
+                &job.output,
+                &self.shapes.subchunk,
+                &indices,
+                region,
+                parts.options(),
+            )?
+            .that_creates(self.stored.watch()),
+        };
+        shard.add(part, bytes)?;
+        if is_last {
+            shard.finish()?;
+            return Ok(None);
+        }
+        Ok(Some(shard))
+    }
 }
 
 /// The size of a copy, and the time that the copy took.

@@ -1,8 +1,8 @@
 //! Re-encodes any Zarr v2 or v3 array as a sharded v3 array.
 //!
-//! The array is read and written shard by shard, so it may be larger than memory: one shard is read while
-//! another one is written. If two shards do not fit the memory for buffers, shards are made in boxes of
-//! subchunks (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the
+//! The array is read and written shard by shard, so it may be larger than memory: as many shards at once as the
+//! memory for buffers allows (`lanes.rs`). If two shards do not fit, shards are made in boxes of subchunks
+//! (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the
 //! fill value, the attributes and the dimension names are carried over bit for bit.
 //!
 //! An output never looks more complete than it is. A shard in a directory is written to a temporary file and
@@ -19,6 +19,7 @@ mod found;
 mod groups;
 mod hierarchy;
 mod in_parts;
+mod lanes;
 mod objects;
 mod readable;
 mod report;

@@ -1,11 +1,12 @@
 //! Compares the output array with the input array.
 
-use zarrs::array::{Array, ArrayBytes};
+use zarrs::array::{Array, ArrayBytes, ArraySubset};
 
 use super::Job;
 use super::arrays::OutputArray;
 use super::copy::{Counter, cannot_read, read};
 use super::covered::Covered;
+use super::lanes::Lanes;
 use super::shapes::Shapes;
 use crate::failure::Failure;
 
@@ -21,8 +22,8 @@ pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &OutputArray) -> Re
         .map_err(Failure::to(format_args!("open {}", job.output)))?
         .with_codec_options(shapes.parts.options());
     let covered = Covered::of(&opened, &chunks, &input, &output)?;
-    let mut counter = Counter::new(job, "verifying", &output, &covered);
-    for (indices, region) in covered.shards().take_while(|_| !job.watcher.is_stopping()) {
+    let counter = Counter::new(job, "verifying", &output, &covered);
+    let compare = |(indices, region): (Vec<u64>, ArraySubset)| {
         for part in shapes.parts.of(&region) {
             let written = output.retrieve_array_subset::<ArrayBytes<'static>>(&part);
             let written = written.map_err(|error| cannot_read(&part, &job.output, &error))?;
@@ -39,8 +40,18 @@ pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &OutputArray) -> Re
                 ));
             }
         }
-        counter.add(&region);
-    }
+        counter.add(region.num_elements());
+        Ok(())
+    };
+    Lanes::run(covered.shards(), shapes.parts.at_once(), |lanes| {
+        while let Some(shard) = lanes.next() {
+            if job.watcher.is_stopping() {
+                break;
+            }
+            compare(shard)?;
+        }
+        Ok(())
+    })?;
     counter.finish()?;
     job.say(
         "verified: equal, bit for bit. OUT was read again with zarrs' codecs, and compared with IN as \
