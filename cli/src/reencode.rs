@@ -7,7 +7,10 @@ use zarrs_cuda_convert::{Failure, Part, Place, Reencode, Report, Shared, Subchun
 use crate::arguments::CODECS;
 use crate::common::Common;
 use crate::outcome::Outcome;
-use crate::reports::{array_json, array_text, group_json, group_text, part_json, part_text};
+use crate::reports::{
+    array_json, array_text, dry_run_json, dry_run_text, group_json, group_text, part_json,
+    part_text,
+};
 use crate::shapes::ShapeArgs;
 use crate::stop;
 use crate::watcher::Terminal;
@@ -63,6 +66,10 @@ pub(crate) struct Args {
     /// OUT (with --overwrite)
     #[arg(long, value_name = "N", conflicts_with_all = ["part", "resume", "verify"])]
     prepare: Option<u64>,
+    /// Only say what would be done: the shards, the bytes, the reads of IN and the memory, of each part, and what
+    /// cannot be re-encoded
+    #[arg(long, conflicts_with_all = ["resume", "verify"])]
+    dry_run: bool,
 }
 
 /// The end of a shard at which its index lies, as an argument.
@@ -100,6 +107,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         }),
         (None, part) => part.map(Shared::Part),
     };
+    reencode.dry_run = args.dry_run;
     reencode.options = common.options();
     reencode.threads = common.threads();
     Ok(match reencode.run(&Terminal::new(common))? {
@@ -109,6 +117,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         }
         Report::Part(report) => {
             Outcome::new(part_text(&report), part_json(&report)).with_errors(report.failures)
+        }
+        Report::DryRun(report) => {
+            Outcome::new(dry_run_text(&report), dry_run_json(&report)).with_errors(report.failures)
         }
     })
 }

@@ -1,8 +1,8 @@
 //! Writes reports of `zarrs-cuda reencode` as text for people and as JSON.
 
 use serde_json::{Value, json};
-use zarrs_cuda_convert::words::bytes_text;
-use zarrs_cuda_convert::{ArrayReport, GroupReport, PartReport, PartState};
+use zarrs_cuda_convert::words::{bytes_text, counted};
+use zarrs_cuda_convert::{ArrayReport, DryRun, GroupReport, PartReport, PartState, Work};
 
 use crate::explain;
 
@@ -188,5 +188,69 @@ pub(crate) fn part_json(report: &PartReport) -> Value {
         "seconds": report.time.as_secs_f64(),
         "left_out": report.left_out,
         "notes": report.notes,
+    })
+}
+
+/// Returns the text of the work of a run, for people.
+pub(crate) fn dry_run_text(report: &DryRun) -> String {
+    let mut lines = Vec::new();
+    for array in &report.arrays {
+        lines.push(format!(
+            "{}: {} {:?}, shards {:?}, subchunks {:?}",
+            array.input, array.data_type, array.shape, array.shard, array.subchunk
+        ));
+        lines.push(format!("  {}", work_text(&array.work, array.memory)));
+    }
+    if report.parts.len() > 1 || report.parts.iter().any(|part| part.part.of().get() > 1) {
+        for part in &report.parts {
+            let work = work_text(&part.work, part.memory);
+            lines.push(format!("part {}: {work}", part.part));
+        }
+    }
+    lines.push(format!(
+        "nothing was written: {} would be written to {}{}",
+        counted(report.arrays.len() as u64, "array"),
+        report.output,
+        without(&report.left_out)
+    ));
+    lines.join("\n")
+}
+
+fn work_text(work: &Work, memory: u64) -> String {
+    format!(
+        "{} of {} decoded, {} of objects of IN, up to {} of memory",
+        counted(work.shards, "shard"),
+        bytes_text(work.bytes),
+        counted(work.reads, "read"),
+        bytes_text(memory)
+    )
+}
+
+pub(crate) fn dry_run_json(report: &DryRun) -> Value {
+    let work = |work: &Work, memory: u64| {
+        json!({
+            "shards": work.shards, "bytes_decoded": work.bytes, "reads": work.reads, "memory": memory,
+        })
+    };
+    let arrays = report.arrays.iter().map(|array| {
+        json!({
+            "input": array.input.to_string(),
+            "shape": array.shape,
+            "data_type": array.data_type,
+            "shard": array.shard,
+            "subchunk": array.subchunk,
+            "work": work(&array.work, array.memory),
+        })
+    });
+    let parts = report.parts.iter().map(
+        |part| json!({ "part": part.part.to_string(), "work": work(&part.work, part.memory) }),
+    );
+    json!({
+        "dry_run": true,
+        "input": report.input.to_string(),
+        "output": report.output.to_string(),
+        "arrays": arrays.collect::<Vec<_>>(),
+        "parts": parts.collect::<Vec<_>>(),
+        "left_out": report.left_out,
     })
 }

@@ -645,3 +645,61 @@ fn on_a_server() {
         assert!(said.contains("the number of parts is 3 there"), "{said}");
     }
 }
+
+/// What a dry run says is what the run does, and nothing is written.
+#[test]
+fn a_dry_run_says_what_the_parts_do() {
+    let case = Case::new();
+    for parts in [1_u64, 3, 7] {
+        let json = |more: &str| {
+            let output = program()
+                .args(case.arguments(&format!("out{parts}"), more))
+                .arg("--json")
+                .output()
+                .unwrap();
+            said_with_code(&output, 0);
+            serde_json::from_slice::<Value>(&output.stdout).unwrap()
+        };
+        let dry = json(&format!("--prepare {parts} --dry-run"));
+        assert!(!case.path(&format!("out{parts}")).exists());
+        let sum = |works: &Value, name: &str| {
+            let works = works.as_array().unwrap().iter();
+            works
+                .map(|work| work["work"][name].as_u64().unwrap())
+                .sum::<u64>()
+        };
+        for name in ["shards", "bytes_decoded", "reads"] {
+            assert_eq!(sum(&dry["arrays"], name), sum(&dry["parts"], name));
+        }
+        // 40, 12 and 8 rows in chunks of four, and in shards of eight.
+        assert_eq!(sum(&dry["parts"], "reads"), 10 + 3 + 2);
+        assert_eq!(sum(&dry["parts"], "shards"), 5 + 2 + 1);
+        for (number, part) in (1..).zip(dry["parts"].as_array().unwrap()) {
+            let this = json(&format!("--part {number}/{parts} --dry-run"));
+            assert_eq!(this["parts"], Value::Array(vec![part.clone()]));
+            let made = json(&format!("--part {number}/{parts}"));
+            assert_eq!(made["bytes_decoded"], part["work"]["bytes_decoded"]);
+        }
+    }
+}
+
+#[test]
+fn a_dry_run_says_what_cannot_be_done() {
+    let case = Case::new();
+    let said = case.run("out", "--dry-run", 0);
+    assert!(
+        said.contains("5 shards of 640 B decoded, 10 reads of objects of IN"),
+        "{said}"
+    );
+    assert!(
+        said.contains("nothing was written: 3 arrays would be"),
+        "{said}"
+    );
+    let said = case.run("one", "--dry-run", 1);
+    assert!(said.contains("holds a Zarr array or group"), "{said}");
+    fs::write(case.path("in/c/zarr.json"), "{").unwrap();
+    let said = case.run("out", "--dry-run", 1);
+    assert!(said.contains("2 arrays would be written"), "{said}");
+    assert!(said.contains("error") && said.contains("in/c"), "{said}");
+    assert!(!case.path("out").exists());
+}

@@ -96,7 +96,8 @@ pub use self::codec::SubchunkCodec;
 pub use self::failure::{Failure, FailureKind};
 pub use self::open::Place;
 pub use self::reencode::{
-    ArrayReport, Copied, GroupReport, PartReport, PartState, Reencode, Report, Shared, WrittenGroup,
+    ArrayReport, ArrayWork, Copied, DryRun, GroupReport, PartReport, PartState, PartWork, Reencode,
+    Report, Shared, Work, WrittenGroup,
 };
 pub use self::reshard::{Layout, Reshard, Resharded};
 pub use self::shapes::Wishes;

@@ -67,6 +67,8 @@ pub struct Parts {
     is_whole: bool,
     /// The number of shards that fit the budget at once.
     at_once: usize,
+    /// The bytes of the budget.
+    budget: u64,
 }
 
 impl Parts {
@@ -125,6 +127,7 @@ impl Parts {
                 of_thread,
                 reads,
                 is_whole,
+                budget: budget.bytes(),
                 at_once: usize::try_from(others).map_or(threads, |others| threads.min(others + 1)),
             };
             if best.as_ref().is_none_or(|best| time(&parts) <= time(best)) {
@@ -183,6 +186,12 @@ impl Parts {
     /// there are no more shards than threads.
     pub fn at_once(&self) -> usize {
         self.at_once
+    }
+
+    /// Returns the most bytes that buffers take while shards are made.
+    pub fn most_bytes(&self) -> u64 {
+        let shards = (self.at_once as u64).saturating_mul(self.bytes(self.part));
+        shards.min(self.budget)
     }
 
     /// Returns the most bytes that buffers take while a box of `whole` bytes is read in these parts.

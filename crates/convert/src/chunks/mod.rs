@@ -10,6 +10,7 @@ mod sparse;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -149,6 +150,14 @@ impl Chunks {
     /// Returns the indices of each stored chunk; `None` if the store was not listed.
     pub fn indices(&self) -> Option<impl Iterator<Item = Vec<u64>>> {
         self.known.as_deref().map(Known::chunks)
+    }
+
+    /// Returns the number of stored chunks in a box of the grid; of all chunks there if the store was not listed.
+    pub fn count_in(&self, bounds: &[Range<u64>]) -> u64 {
+        match &self.known {
+            Some(known) => known.within(bounds).count() as u64,
+            None => volume(&bounds.iter().map(|r| r.end - r.start).collect::<Vec<_>>()),
+        }
     }
 
     /// Returns the store `group`, which has this array at `path`, as a store in which a read of a chunk that

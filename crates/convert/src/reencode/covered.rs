@@ -95,7 +95,8 @@ impl<'a> Covered<'a> {
         self.regions().map(|(_, indices, region)| (indices, region))
     }
 
-    fn regions(&self) -> impl Iterator<Item = (u128, Vec<u64>, ArraySubset)> + Clone {
+    /// Returns the position of each shard in the grid, its indices, and its region within the array.
+    pub(super) fn regions(&self) -> impl Iterator<Item = (u128, Vec<u64>, ArraySubset)> + Clone {
         (0..self.len()).filter_map(|number| {
             let position = match &self.positions {
                 Some(positions) => *positions.get(usize::try_from(number).ok()?)?,

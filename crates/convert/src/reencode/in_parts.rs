@@ -23,6 +23,7 @@ use crate::evidence::{self, hash};
 use crate::failure::Failure;
 use crate::grid::Grid;
 use crate::open::{self, Place, Store, is_of_writer};
+use crate::parts::element_bytes;
 use crate::shared_run::{
     self, Joined, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
 };
@@ -32,7 +33,7 @@ use crate::watcher::Watcher;
 const DOCUMENTS: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
 
 /// The whole run, as each of its processes plans it.
-struct Whole<'a> {
+pub(super) struct Whole<'a> {
     output: &'a Place,
     plans: Vec<Plan<'a>>,
     wanted: Wanted,
@@ -109,7 +110,7 @@ pub(super) fn run(
 }
 
 impl<'a> Whole<'a> {
-    fn of(
+    pub(super) fn of(
         settings: &'a Reencode,
         parts: NonZeroU64,
         watcher: &'a dyn Watcher,
@@ -153,6 +154,15 @@ impl<'a> Whole<'a> {
         })
     }
 
+    pub(super) fn plans(&self) -> &[Plan<'a>] {
+        &self.plans
+    }
+
+    /// Returns the paths that are left out, and the failures of planning.
+    pub(super) fn left(self) -> (Vec<String>, Vec<Failure>) {
+        (self.wanted.left_out, self.failed)
+    }
+
     fn report(&self, part: Option<Part>, state: PartState) -> PartReport {
         PartReport {
             part,
@@ -170,7 +180,7 @@ impl<'a> Whole<'a> {
     }
 
     /// Returns the shards of the array number `array` to work on.
-    fn covered<'p>(
+    pub(super) fn covered<'p>(
         &'p self,
         array: usize,
         output: &'p OutputArray,
@@ -298,7 +308,7 @@ impl Output for Whole<'_> {
         let covered = covered?;
         let shards = covered.iter().zip(&self.plans).enumerate();
         let shards = shards.flat_map(|(array, (covered, plan))| {
-            let element = plan.output.data_type().fixed_size().unwrap_or(32) as u64;
+            let element = element_bytes(&plan.output);
             covered.sizes().map(move |(shard, elements)| {
                 (PartStart { array, shard }, elements.saturating_mul(element))
             })

@@ -15,6 +15,7 @@ mod assembly;
 mod copy;
 mod covered;
 mod directory;
+mod dry_run;
 mod found;
 mod groups;
 mod hierarchy;
@@ -40,6 +41,7 @@ use zarrs_cuda::Options;
 use self::arrays::{Input, OutputArray, describe, metadata_json};
 use self::copy::copy;
 use self::covered::Covered;
+pub use self::dry_run::{ArrayWork, DryRun, PartWork, Work};
 use self::found::Node;
 pub use self::report::{
     ArrayReport, Copied, GroupReport, PartReport, PartState, Report, WrittenGroup,
@@ -132,6 +134,8 @@ pub struct Reencode {
     /// Whether the run plans the parts of a run of several processes, or makes one of them. It excludes `resume` and
     /// `verify`; `overwrite` is for [`Shared::Prepare`] alone.
     pub shared: Option<Shared>,
+    /// Whether the run only tells its work, and writes nothing. It excludes `resume`.
+    pub dry_run: bool,
     /// The engines that encode and decode shards, and the memory for buffers.
     pub options: Options,
     /// The number of threads that decode and encode at once: one or more.
@@ -156,6 +160,7 @@ impl Reencode {
             overwrite: false,
             resume: false,
             shared: None,
+            dry_run: false,
             options: Options::default(),
             threads: rayon::current_num_threads(),
         }
@@ -180,6 +185,9 @@ impl Reencode {
         }
         must_lie_apart(&self.input, &self.output)?;
         must_not_be_in_an_array(&self.output)?;
+        if self.dry_run {
+            return dry_run::run(self, watcher).map(Report::DryRun);
+        }
         if let Some(shared) = self.shared {
             return in_parts::run(self, shared, watcher).map(Report::Part);
         }

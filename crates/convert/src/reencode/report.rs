@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use zarrs_cuda::Explanation;
 
+use super::dry_run::DryRun;
 use crate::chunks::ChunkCounts;
 use crate::codec::SubchunkCodec;
 use crate::failure::Failure;
@@ -20,6 +21,8 @@ pub enum Report {
     Group(GroupReport),
     /// The run made a part, or planned the parts.
     Part(PartReport),
+    /// The run told its work.
+    DryRun(DryRun),
 }
 
 /// The report of one part of a run, or of its plan.
