@@ -158,49 +158,6 @@ impl FromStr for ShardIndices {
     }
 }
 
-/// One of `of` parts of the shards of a grid, as `0/4`: shard *k* belongs to the part *k* mod `of`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PartOfShards {
-    index: u64,
-    of: NonZeroU64,
-}
-
-impl PartOfShards {
-    pub(crate) fn index(self) -> u64 {
-        self.index
-    }
-
-    pub(crate) fn of(self) -> NonZeroU64 {
-        self.of
-    }
-
-    /// Returns whether the shard at the position `shard` of the grid, in C order, belongs to this part.
-    pub(crate) fn has(self, shard: u128) -> bool {
-        shard % u128::from(self.of.get()) == u128::from(self.index)
-    }
-}
-
-impl fmt::Display for PartOfShards {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.index, self.of)
-    }
-}
-
-impl FromStr for PartOfShards {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || "it is I/N with 0 <= I < N, as 0/4, 1/4, 2/4 and 3/4 for four processes".to_string();
-        let (index, of) = text.split_once('/').ok_or_else(wrong)?;
-        let index = index.trim().parse().map_err(|_| wrong())?;
-        let of: NonZeroU64 = of.trim().parse().map_err(|_| wrong())?;
-        (index < of.get())
-            .then_some(Self { index, of })
-            .ok_or_else(wrong)
-    }
-}
-
 /// The help text of `--codec`.
 pub(crate) const CODECS: &str = "\
 How subchunks are compressed:
@@ -209,7 +166,7 @@ zlib, snappy, blosclz, and SHUFFLE one of shuffle, bitshuffle, noshuffle";
 
 #[cfg(test)]
 mod tests {
-    use super::{Gpus, PartOfShards, Shape, ShardIndices, Size};
+    use super::{Gpus, Shape, ShardIndices, Size};
 
     #[test]
     fn sizes_have_units() {
@@ -261,19 +218,5 @@ mod tests {
         }
         assert!("".parse::<ShardIndices>().is_err());
         assert!("c".parse::<ShardIndices>().is_err());
-    }
-
-    #[test]
-    fn parts_divide_the_shards() {
-        let parts: Vec<PartOfShards> = ["0/3", "1/3", "2/3"]
-            .iter()
-            .filter_map(|text| text.parse().ok())
-            .collect();
-        for shard in 0..10 {
-            assert_eq!(parts.iter().filter(|part| part.has(shard)).count(), 1);
-        }
-        for wrong in ["", "1", "1/0", "3/3", "-1/3", "a/b"] {
-            assert!(wrong.parse::<PartOfShards>().is_err(), "{wrong}");
-        }
     }
 }

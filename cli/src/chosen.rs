@@ -5,12 +5,12 @@ use std::io;
 use indicatif::HumanCount;
 use serde_json::{Value, json};
 use zarrs_cuda::maintenance::ArrayLease;
-use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::grid::{Grid, Listed, listed};
 use zarrs_cuda_convert::open::{Opened, Place};
 use zarrs_cuda_convert::words::{counted, shape_text};
+use zarrs_cuda_convert::{Failure, Part};
 
-use crate::arguments::{PartOfShards, ShardIndices};
+use crate::arguments::ShardIndices;
 
 /// An array, and which of its shards.
 #[derive(clap::Args, Debug)]
@@ -19,9 +19,9 @@ pub(crate) struct ShardArgs {
     pub(crate) array: Place,
     /// Only these shards, by their indices in the grid of shards [default: all]
     shards: Vec<ShardIndices>,
-    /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
+    /// Only the part I of N of the shards, as 3/16: every Nth of the grid
     #[arg(long, value_name = "I/N")]
-    part: Option<PartOfShards>,
+    part: Option<Part>,
 }
 
 impl ShardArgs {
@@ -43,13 +43,13 @@ impl ShardArgs {
         let lease = match (&opened.place, &opened.stores.conditional, self.part) {
             (Place::Directory(path), _, None) => ArrayLease::take(path),
             (Place::Directory(path), _, Some(part)) => {
-                ArrayLease::take_part(path, part.index(), part.of())
+                ArrayLease::take_part(path, part.number(), part.of())
             }
             (Place::Url(_), Some(store), part) => {
                 let (store, array) = (store.clone(), opened.array.path());
                 let taken = match part {
                     None => ArrayLease::take_in(store, array),
-                    Some(part) => ArrayLease::take_part_in(store, array, part.index(), part.of()),
+                    Some(part) => ArrayLease::take_part_in(store, array, part.number(), part.of()),
                 };
                 taken.map_err(io::Error::other)
             }
@@ -83,7 +83,8 @@ impl ShardArgs {
     }
 
     fn is_of_part(&self, position: u128) -> bool {
-        self.part.is_none_or(|part| part.has(position))
+        self.part
+            .is_none_or(|part| position % u128::from(part.of().get()) == u128::from(part.number()))
     }
 
     /// Returns the named shards, each once.
@@ -150,7 +151,7 @@ impl ShardArgs {
 
     fn steps(&self, grid: &Grid) -> Steps {
         let (first, step) = self.part.map_or((0, 1), |part| {
-            (u128::from(part.index()), u128::from(part.of().get()))
+            (u128::from(part.number()), u128::from(part.of().get()))
         });
         let end = grid.len();
         Steps { first, step, end }
@@ -301,14 +302,14 @@ mod tests {
         assert_eq!(every(&all.every(&Grid(vec![]), "a test")), [0]);
         assert!(every(&all.every(&Grid(vec![4, 0]), "a test")).is_empty());
         let grid = Grid(vec![2, 3]);
-        let half = args(&[], Some("1/2"));
+        let half = args(&[], Some("2/2"));
         assert_eq!(every(&half.every(&grid, "a test")), [1, 3, 5]);
         // Each once, in order.
         let named = args(&[&[1, 1], &[1, 0], &[1, 0]], None)
             .named(&grid)
             .unwrap();
         assert_eq!((every(&named), named.looked_at()), (vec![3, 4], 2));
-        let named = args(&[&[1, 0], &[1, 1]], Some("1/2")).named(&grid).unwrap();
+        let named = args(&[&[1, 0], &[1, 1]], Some("2/2")).named(&grid).unwrap();
         assert_eq!(every(&named), [3]);
         assert!(args(&[&[2, 0]], None).named(&grid).is_err());
 
@@ -317,9 +318,9 @@ mod tests {
             positions: vec![1 << 60, 7, 9, 7],
             ..Listed::default()
         };
-        let chosen = args(&[], Some("1/4")).of_part(&large, listed);
+        let chosen = args(&[], Some("2/4")).of_part(&large, listed);
         assert_eq!((every(&chosen), chosen.looked_at()), (vec![9], 1 << 78));
-        let walk = args(&[], Some("3/1000000")).every(&large, "a test");
+        let walk = args(&[], Some("4/1000000")).every(&large, "a test");
         assert_eq!((walk.get(0), walk.get(2)), (Some(3), Some(2_000_003)));
     }
 }

@@ -32,7 +32,7 @@ def main() -> None:
         )
         array[box] = np.full(SUBCHUNK, number + 1)
     ranks.Barrier()
-    print(ranks.rank, zarrs_cuda.consolidate(array, part=(ranks.rank, ranks.size)))
+    print(ranks.rank, zarrs_cuda.consolidate(array, part=(ranks.rank + 1, ranks.size)))
 
 
 if __name__ == "__main__":

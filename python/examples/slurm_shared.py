@@ -32,7 +32,7 @@ def main() -> None:
         return
     array = zarr.open_array(path)
     if what == "pack":
-        print(zarrs_cuda.consolidate(array, part=(task, tasks)))
+        print(zarrs_cuda.consolidate(array, part=(task + 1, tasks)))
         return
     columns = SHAPE[1] // SUBCHUNK[1]
     for number in range(task, SHAPE[0] // SUBCHUNK[0] * columns, tasks):

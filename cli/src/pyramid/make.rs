@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use zarrs_cuda::reader::Cancel;
 use zarrs_cuda::writer::{WriterError, WriterReport};
-use zarrs_cuda_convert::Unit;
 use zarrs_cuda_convert::words::{bytes_text, counted};
+use zarrs_cuda_convert::{Part, Unit};
 
 use super::plan::Plan;
 use super::{Args, Builder};
-use crate::arguments::PartOfShards;
 use crate::progress::Progress;
 use crate::stop;
 
@@ -23,7 +22,7 @@ pub(super) struct Made {
     reports: Vec<WriterReport>,
     /// The number of blocks of slices in the part.
     blocks: u64,
-    part: Option<PartOfShards>,
+    part: Option<Part>,
     bytes: u64,
     time: Duration,
 }
@@ -39,7 +38,7 @@ pub(super) fn make(args: &Args, builder: Builder, plan: &Plan) -> Result<Made, W
     };
     let (reports, blocks) = cancellable(|cancel| match args.part {
         Some(part) => {
-            let blocks = builder.write_part_of_lower_levels(part.index(), part.of(), cancel);
+            let blocks = builder.write_part_of_lower_levels(part.number(), part.of(), cancel);
             blocks.map(|blocks| (Vec::new(), blocks))
         }
         None => Ok((builder.write_lower_levels(cancel)?, 0)),

@@ -19,7 +19,6 @@ use serde_json::json;
 use zarrs::array::{Array, ArrayShardedExt};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::writer::{MultiscaleBuilder, MultiscaleWriter, Reduction, WriterError};
-use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::apart;
 use zarrs_cuda_convert::budget::Budget;
 use zarrs_cuda_convert::chunks::{Chunks, Empty};
@@ -27,11 +26,12 @@ use zarrs_cuda_convert::consolidated;
 use zarrs_cuda_convert::open::{self, Files, Kind, Place, Store};
 use zarrs_cuda_convert::shapes::edges;
 use zarrs_cuda_convert::words::{bytes_text, counted};
+use zarrs_cuda_convert::{Failure, Part};
 
 use self::axes::AxisArg;
 use self::image::{Described, Image};
 use self::plan::Plan;
-use crate::arguments::{Count, PartOfShards};
+use crate::arguments::Count;
 use crate::common::Common;
 use crate::consolidate;
 use crate::outcome::Outcome;
@@ -42,7 +42,7 @@ Examples:
   zarrs-cuda pyramid image --axis y,unit=micrometer,scale=0.325 --axis x,unit=micrometer,scale=0.325
   zarrs-cuda pyramid labels/0 --reduction mode --levels 4
   zarrs-cuda pyramid image --axis z,factor=1
-  for i in 0 1 2 3; do zarrs-cuda pyramid image --part $i/4 & done; wait
+  for i in 1 2 3 4; do zarrs-cuda pyramid image --part $i/4 & done; wait
 
 What is whole of the levels is kept: killed, and run again, it goes on there. A part is made again.
 Level 0 is only read. If level 0 was changed, give --start.";
@@ -80,7 +80,7 @@ pub(crate) struct Args {
     /// Only the part I of N, while other processes make the others. A part is of slices along the first
     /// axis
     #[arg(long, value_name = "I/N")]
-    part: Option<PartOfShards>,
+    part: Option<Part>,
     /// Make the levels also if no shard of level 0 is stored: every element is the fill value
     #[arg(long)]
     allow_empty: bool,

@@ -74,7 +74,7 @@ fn wrong_arguments() {
         }
     }
     for subcommand in ["verify", "recover", "compact", "consolidate"] {
-        for part in ["2/2", "1", "0/0", "a/b"] {
+        for part in ["3/2", "1", "0/0", "a/b"] {
             let text = said(&[&subcommand, &path, &"--part", &part], 2);
             assert!(text.contains("I/N"), "{subcommand}: {text}");
         }

@@ -21,7 +21,7 @@ use crate::program::{files, program, said, said_with_code, send};
 /// How often a run is killed before one may end.
 const KILLS: u64 = 12;
 /// How long a run may take until something is done.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// The bytes of a shard that has two subchunks of two bytes: these, and an index at the end.
 const LIVE: usize = 4;
 const INDEX: usize = 4 * 16 + 4;

@@ -137,8 +137,8 @@ fn broken_frames_without_checksums_are_listed() {
         assert!(text.contains("subchunk 1,0: "), "{codec}: {text}");
         // Only the others.
         said(&[&"verify", &path, &"0,0", &"0/1"], 0);
-        said(&[&"verify", &path, &"--part", &"1/2"], 0);
-        said(&[&"verify", &path, &"--part", &"0/2"], 3);
+        said(&[&"verify", &path, &"--part", &"2/2"], 0);
+        said(&[&"verify", &path, &"--part", &"1/2"], 3);
     }
 }
 
@@ -236,7 +236,7 @@ fn torn_updates_are_recovered() {
     );
     assert_eq!(fs::read(&file).unwrap().len(), after.len() - 40);
     // The other part of the shards has nothing to do.
-    let other = said(&[&"recover", &path, &"--part", &"1/2"], 0);
+    let other = said(&[&"recover", &path, &"--part", &"2/2"], 0);
     assert!(other.contains("2 intact, 0 repaired"), "{other}");
     let done = said(&[&"recover", &path], 0);
     assert!(
@@ -267,7 +267,7 @@ fn another_process_has_the_lease() {
     let this = format!("process {}", std::process::id());
     for name in ["compact", "recover"] {
         let held = ArrayLease::take(path).unwrap();
-        for arguments in [&[][..], &["--part", "0/2"]] {
+        for arguments in [&[][..], &["--part", "1/2"]] {
             let mut all: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&name, &path];
             all.extend(
                 arguments
@@ -283,8 +283,8 @@ fn another_process_has_the_lease() {
         said(&[&name, &path, &"--dry-run"], 0);
         drop(held);
         let held = ArrayLease::take_part(path, 1, parts(2)).unwrap();
-        said(&[&name, &path, &"--part", &"0/2"], 0);
-        for other in ["1/2", "0/3"] {
+        said(&[&name, &path, &"--part", &"1/2"], 0);
+        for other in ["2/2", "1/3"] {
             said(&[&name, &path, &"--part", &other], 1);
         }
         said(&[&name, &path], 1);
@@ -315,7 +315,7 @@ fn shards_are_compacted() {
     assert_eq!(dry["compacted"][0]["before"], large);
     assert_eq!(dry["compacted"][0]["after"], small);
     assert_eq!(fs::metadata(&file).unwrap().len(), large);
-    said(&[&"compact", &path, &"--part", &"1/2"], 0);
+    said(&[&"compact", &path, &"--part", &"2/2"], 0);
     said(&[&"compact", &path, &"--unused", &"0.99"], 0);
     said(&[&"compact", &path, &"0,1"], 0);
     assert_eq!(fs::metadata(&file).unwrap().len(), large);
@@ -363,7 +363,7 @@ fn subchunks_are_consolidated() {
         plain.retrieve_array_subset(&plain.subset_all()).unwrap()
     };
     assert_eq!(read(), [0; 16]);
-    let first = said(&[&"consolidate", &path, &"--part", &"0/2"], 0);
+    let first = said(&[&"consolidate", &path, &"--part", &"1/2"], 0);
     assert!(first.starts_with("1 shard, 2 subchunks packed"), "{first}");
     assert_eq!(read(), [2, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     let rest = said(&[&"consolidate", &path], 0);

@@ -211,7 +211,7 @@ fn levels_are_what_they_are_defined_to_be() {
         let part = rng.one_in(2);
         if part {
             options.push("--part");
-            for one in ["0/2", "1/2"] {
+            for one in ["1/2", "2/2"] {
                 made(image, &[&options[..], &[one]].concat(), 0);
             }
         } else {
@@ -321,7 +321,7 @@ fn killed_parts_go_on() {
         let run = |part: &str| pyramid(&parts, &["--part", part]);
         let mut kills = 0;
         loop {
-            let mut commands = ["0/3", "1/3", "2/3"].map(run);
+            let mut commands = ["1/3", "2/3", "3/3"].map(run);
             let [a, b, c] = &mut commands;
             if is_done_or_killed(&[a, b, c], limit, &mut rng) {
                 break;
@@ -387,7 +387,7 @@ fn chunks_without_metadata_are_not_replaced() {
     let chunk = image.join("1/c/0/0/0");
     fs::create_dir_all(chunk.parent().unwrap()).unwrap();
     fs::write(&chunk, "somebody's").unwrap();
-    for options in [&[][..], &["--part", "0/1"]] {
+    for options in [&[][..], &["--part", "1/1"]] {
         let said = made(&image, options, 1);
         assert!(said.contains("it has other files, such as c,"), "{said}");
         assert_eq!(fs::read(&chunk).unwrap(), b"somebody's");
@@ -410,7 +410,7 @@ fn levels_of_another_program_are_not_continued() {
     multiscale.as_object_mut().unwrap().remove("type");
     multiscale.as_object_mut().unwrap().remove("metadata");
     fs::write(&metadata, foreign.to_string()).unwrap();
-    for options in [&[][..], &["--part", "0/1"], &["--dry-run"]] {
+    for options in [&[][..], &["--part", "1/1"], &["--dry-run"]] {
         let said = made(&image, options, 1);
         assert!(said.contains("were made by another program"), "{said}");
     }
@@ -430,7 +430,7 @@ fn temporaries_of_metadata_are_erased() {
     let [once, torn] = ["once", "torn"].map(|name| folder.path().join(name));
     level_0(&once, &SMALL);
     made(&once, &[], 0);
-    for all_at_once in [&[""][..], &["0/1"], &["0/3", "1/3", "2/3"]] {
+    for all_at_once in [&[""][..], &["1/1"], &["1/3", "2/3", "3/3"]] {
         level_0(&torn, &SMALL);
         fs::create_dir(torn.join("1")).unwrap();
         let of_the_only_process = ["", "1/"].map(|of| format!("{of}zarr.json.tmp"));
@@ -471,7 +471,7 @@ fn ctrl_c_keeps_what_is_whole() {
         "--memory",
         "32KiB",
     ];
-    for part in [&[][..], &["--part", "0/1"]] {
+    for part in [&[][..], &["--part", "1/1"]] {
         let folder = TempDir::new().unwrap();
         let [once, stopped] = ["once", "stopped"].map(|name| folder.path().join(name));
         level_0(&once, &shapes);
@@ -523,7 +523,7 @@ fn level_0_has_changed() {
     level_0(&grown, &short);
     made(&grown, &["--start", "0"], 0);
     level_0(&grown, &SMALL);
-    made(&grown, &["--part", "0/1"], 0);
+    made(&grown, &["--part", "1/1"], 0);
     assert_eq!(values(&grown.join("1")), values(&once.join("1")));
     made(&grown, &[], 0);
     assert_eq!(contents(&grown), contents(&once));
@@ -701,10 +701,10 @@ fn a_report_as_json() {
     // Behind the last border of a shard, once more.
     assert_eq!(again["made"]["levels"][0]["first_slice"], 4);
     assert_eq!(again["levels"][1]["slices_before"], 7);
-    let part = run(&["--part", "0/2"]);
+    let part = run(&["--part", "1/2"]);
     assert_eq!(
         (&part["part"], &part["made"]["blocks"]),
-        (&json!("0/2"), &json!(1))
+        (&json!("1/2"), &json!(1))
     );
 }
 
@@ -790,8 +790,8 @@ fn wrong_usage() {
         &["--axis", "z,factor=3"],
         &["--axis", "z,scale=0"],
         &["--axis", ""],
-        &["--part", "2/2"],
-        &["--part", "0/2", "--start", "0"],
+        &["--part", "3/2"],
+        &["--part", "1/2", "--start", "0"],
         &["--start", "-1"],
     ] {
         let said = made(image, options, 2);

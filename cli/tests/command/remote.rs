@@ -541,7 +541,7 @@ mod with {
             "{text}"
         );
         // So are those that change shards, and parts.
-        for line in ["compact", "recover", "compact --part 0/2"] {
+        for line in ["compact", "recover", "compact --part 1/2"] {
             let text = bucket.said(&format!("{line} s3://arrays/frames"), 1);
             assert!(
                 text.contains("has the lease") && text.contains(&process),
@@ -553,7 +553,7 @@ mod with {
         drop(stdin);
         said_with_code(&first.wait_with_output().unwrap(), 0);
         assert!(!lease.exists());
-        for line in ["compact --part 0/2", "recover"] {
+        for line in ["compact --part 1/2", "recover"] {
             let json = bucket.json(&format!("{line} s3://arrays/frames"), 0);
             assert_eq!(json["lease"], true);
         }

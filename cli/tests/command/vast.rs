@@ -192,14 +192,14 @@ fn shards_are_verified_by_a_listing() {
             text.contains(&format!("{volume} shards, 3 stored")),
             "{text}"
         );
-        let found = vast.json("verify ARRAY --part 0/1000000", 0);
+        let found = vast.json("verify ARRAY --part 1/1000000", 0);
         let of_part = shards
             .iter()
             .filter(|shard| position(shard, counts).is_multiple_of(1_000_000));
         assert_eq!(found["stored"], of_part.count(), "{found}");
         assert_eq!(found["outside_of_grid"], 0);
         // All parts are all shards.
-        let parts = (0..3).map(|part| vast.json(&format!("verify ARRAY --part {part}/3"), 0));
+        let parts = (1..=3).map(|part| vast.json(&format!("verify ARRAY --part {part}/3"), 0));
         let parts: u64 = parts.map(|found| found["stored"].as_u64().unwrap()).sum();
         assert_eq!(parts, 3);
 
@@ -259,7 +259,7 @@ fn shards_are_recovered_by_a_listing() {
         assert!(text.contains("2 stored: 1 intact"), "{text}");
         let found = vast.json("recover ARRAY", 3);
         assert_eq!(found["not_intact"][0]["shard"], json!(shards[1]), "{found}");
-        let number = position(&shards[1], counts) % 1_000_000;
+        let number = position(&shards[1], counts) % 1_000_000 + 1;
         let text = vast.said(&format!("recover ARRAY --part {number}/1000000"), 3);
         assert!(text.contains("1 damaged otherwise"), "{text}");
     });
@@ -303,7 +303,7 @@ fn frames_are_consolidated_by_a_listing() {
         }
         let waiting = vast.json("consolidate ARRAY --dry-run", 0);
         assert_eq!(waiting["pending"], json!([first, last]));
-        let text = vast.said("consolidate ARRAY --part 0/1000000", 0);
+        let text = vast.said("consolidate ARRAY --part 1/1000000", 0);
         assert!(text.starts_with("1 shard, 1 subchunk"), "{text}");
         let text = vast.said("verify ARRAY", 0);
         assert!(text.contains("1 shard with subchunks beside"), "{text}");
@@ -418,7 +418,7 @@ fn without_a_listing_shards_are_counted_and_asked_for_one_by_one() {
         format!("http://{}/arrays/{name}", server.address())
     };
     let small = of("small", 7);
-    let command = bounded(Some(&server), &["verify", &small, "--part", "0/2"]);
+    let command = bounded(Some(&server), &["verify", &small, "--part", "1/2"]);
     let text = said_with_code(&in_time(command, "verify"), 0);
     assert!(
         text.contains("4 shards to ask for, one by one: HTTP has no listing"),

@@ -65,7 +65,7 @@ class Consolidation:
 
 def consolidate(
     array: AnyArray | Group | AsyncGroup,
-    part: tuple[int, int] = (0, 1),
+    part: tuple[int, int] = (1, 1),
     *,
     discard_invalid: bool = False,
     over_changed: bool = False,
@@ -84,9 +84,9 @@ def consolidate(
         group: then all arrays below it that have shards which can be shared. One that cannot be packed does
         not keep the others from being packed.
     part
-        Do part ``i`` of ``n``, ``(i, n)``: the shards whose number in the grid, in C order, is ``i``
-        modulo ``n``. Processes with different parts pack at the same time. Part 0 deletes the
-        subchunks of shards that are outside of the shape of the array.
+        Do part ``i`` of ``n``, ``(i, n)``, which counts from 1: every ``n``th shard of the grid, in C
+        order. Processes with different parts pack at the same time. Part 1 deletes the subchunks of
+        shards that are outside of the shape of the array.
     discard_invalid
         Delete objects that are not whole, which a writer that died left behind. No process may write
         meanwhile.
@@ -111,8 +111,8 @@ def consolidate(
         If a file cannot be read or written. For objects, the exceptions of obstore.
     """
     number, parts = part
-    if not 0 <= number < parts:
-        msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
+    if not 1 <= number <= parts:
+        msg = f"`part` is {part}, and must be (i, n) with 1 <= i <= n"
         raise ValueError(msg)
     if isinstance(array, Group | AsyncGroup):
         return _consolidate_all(array, part, discard_invalid, over_changed)
@@ -121,8 +121,9 @@ def consolidate(
     # After the listing: an array is made larger first, and then written to.
     grid = _grid(_stored_metadata(array))
     threads = _settings.threads()
+    this = (number - 1, parts)
     done = ours.consolidate(
-        path, pending, grid, part, threads, discard_invalid=discard_invalid, over_changed=over_changed
+        path, pending, grid, this, threads, discard_invalid=discard_invalid, over_changed=over_changed
     )
     return Consolidation(*done)
 

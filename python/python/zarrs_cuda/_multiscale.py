@@ -334,7 +334,7 @@ def write_lower_levels(
     start
         The slice of level 0 from which on the levels are made again. By default what is there is kept.
     part
-        Do part ``i`` of ``n``, ``(i, n)``. Processes with different parts write at the same time: each
+        Do part ``i`` of ``n``, ``(i, n)``, which counts from 1. Processes with different parts write at the same time: each
         makes its whole shards of all levels, also those that are there.
 
     Returns
@@ -354,8 +354,8 @@ def write_lower_levels(
     OSError
         If a file cannot be read or written.
     """
-    if part is not None and not 0 <= part[0] < part[1]:
-        msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
+    if part is not None and not 1 <= part[0] <= part[1]:
+        msg = f"`part` is {part}, and must be (i, n) with 1 <= i <= n"
         raise ValueError(msg)
     if part is not None and start is not None:
         msg = "a part of the levels is made as a whole: give `part` or `start`, not both"
@@ -363,6 +363,7 @@ def write_lower_levels(
     _, where, place = _in_group(array)
     pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
     devices = _devices.settings()
-    done: str = native().write_lower_levels(place, where.path, pyramid, _settings.syncs(), part, devices)
+    this = None if part is None else (part[0] - 1, part[1])
+    done: str = native().write_lower_levels(place, where.path, pyramid, _settings.syncs(), this, devices)
     _devices.warn_of_missing(devices)
     return done

@@ -25,7 +25,7 @@ use crate::grid::Grid;
 use crate::open::{self, Place, Store, is_of_writer};
 use crate::parts::element_bytes;
 use crate::shared_run::{
-    self, Joined, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
+    self, Joined, MOST_PARTS, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
 };
 use crate::watcher::Watcher;
 
@@ -116,6 +116,11 @@ impl<'a> Whole<'a> {
         watcher: &'a dyn Watcher,
     ) -> Result<Self, Failure> {
         let Reencode { input, .. } = settings;
+        if parts.get() > MOST_PARTS {
+            return Err(Failure::usage(format!(
+                "{parts} parts are too many: a run has {MOST_PARTS} at most"
+            )));
+        }
         let store = open::store(input)?.store;
         let (members, plans, failed) = if settings.recursive {
             let members = hierarchy(input, &store, watcher)?.members;

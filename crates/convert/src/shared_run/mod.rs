@@ -79,7 +79,7 @@ fn mark_key(plan: &str, part: u64) -> Result<StoreKey, StorageError> {
 }
 
 /// The largest number of parts: each process asks for the marks of all.
-const MOST_PARTS: u64 = 1 << 16;
+pub(crate) const MOST_PARTS: u64 = 1 << 16;
 
 /// One part of a run: `3/16` is the third of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,20 +96,15 @@ impl Part {
     /// There is no such part.
     pub fn new(number: u64, of: u64) -> Result<Self, Failure> {
         match (number.checked_sub(1), NonZeroU64::new(of)) {
-            (Some(number), Some(parts)) if number < of && of <= MOST_PARTS => {
-                Ok(Self { number, of: parts })
-            }
-            _ if of > MOST_PARTS => Err(Failure::usage(format!(
-                "{of} parts are too many: a run has {MOST_PARTS} at most"
-            ))),
+            (Some(number), Some(parts)) if number < of => Ok(Self { number, of: parts }),
             _ => Err(Failure::usage(format!(
                 "there is no part {number} of {of}: parts count from 1"
             ))),
         }
     }
 
-    /// Returns the number of this part, which counts from 0.
-    pub(crate) fn number(self) -> u64 {
+    /// Returns the number of parts before this one.
+    pub fn number(self) -> u64 {
         self.number
     }
 
