@@ -88,6 +88,16 @@ impl From<IndexLocation> for ShardingIndexLocation {
     }
 }
 
+/// Returns the work in a run of several processes, from the arguments `--prepare` and `--part`.
+pub(crate) fn shared(prepare: Option<u64>, part: Option<Part>) -> Result<Option<Shared>, Failure> {
+    Ok(match (prepare, part) {
+        (Some(parts), _) => Some(Shared::Prepare {
+            parts: Part::new(1, parts)?.of(),
+        }),
+        (None, part) => part.map(Shared::Part),
+    })
+}
+
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _listening = stop::wait_for_me(); // Ctrl-C also stops the planning
     let mut reencode = Reencode::new(args.input.clone(), args.output.clone());
@@ -101,12 +111,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     reencode.allow_empty = args.allow_empty;
     reencode.overwrite = args.overwrite;
     reencode.resume = args.resume;
-    reencode.shared = match (args.prepare, args.part) {
-        (Some(parts), _) => Some(Shared::Prepare {
-            parts: Part::new(1, parts)?.of(),
-        }),
-        (None, part) => part.map(Shared::Part),
-    };
+    reencode.shared = shared(args.prepare, args.part)?;
     reencode.dry_run = args.dry_run;
     reencode.options = common.options();
     reencode.threads = common.threads();

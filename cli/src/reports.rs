@@ -115,8 +115,8 @@ fn part_state(report: &PartReport) -> String {
         .map_or_else(|| "the plan".to_owned(), |part| format!("part {part}"));
     let seconds = report.time.as_secs_f64();
     let made = format!(
-        "{part} of {output} is made: {} decoded, {seconds:.2} s",
-        bytes_text(report.bytes_decoded)
+        "{part} of {output} is made: {}, {seconds:.2} s",
+        bytes_text(report.bytes)
     );
     let without = without(&report.left_out);
     match &report.state {
@@ -184,7 +184,7 @@ pub(crate) fn part_json(report: &PartReport) -> Value {
         "arrays": report.arrays,
         "state": state,
         "missing": missing,
-        "bytes_decoded": report.bytes_decoded,
+        "bytes": report.bytes,
         "seconds": report.time.as_secs_f64(),
         "left_out": report.left_out,
         "notes": report.notes,

@@ -5,12 +5,13 @@ use indicatif::HumanCount;
 use serde_json::{Map, Value, json};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_cuda_convert::words::bytes_text;
-use zarrs_cuda_convert::{Failure, Layout, Place, Reshard, Resharded};
+use zarrs_cuda_convert::{Failure, Layout, Part, Place, Reshard, Resharded};
 
 use crate::arguments::Shape;
 use crate::common::Common;
 use crate::outcome::Outcome;
-use crate::reencode::IndexLocation;
+use crate::reencode::{IndexLocation, shared};
+use crate::reports::{part_json, part_text};
 use crate::watcher::Terminal;
 
 const EXAMPLES: &str = "\
@@ -41,6 +42,13 @@ pub(crate) struct Args {
     /// How the keys of chunks or shards are written [default: as in IN]
     #[arg(long, value_enum, value_name = "ENCODING")]
     chunk_keys: Option<KeyEncoding>,
+    /// Make one part of OUT, as 3/16. Other processes, on any machines, make the others; the last one
+    /// makes OUT readable. `zarrs-cuda status OUT` lists the parts that are missing
+    #[arg(long, value_name = "I/N", requires = "shard")]
+    part: Option<Part>,
+    /// Plan N parts, and make none: for file systems without hard links
+    #[arg(long, value_name = "N", requires = "shard", conflicts_with = "part")]
+    prepare: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -82,6 +90,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     reshard.chunk_keys = args.chunk_keys.map(KeyEncoding::metadata);
     reshard.memory = common.memory() as u64;
     reshard.threads = common.threads();
+    if let Some(shared) = shared(args.prepare, args.part)? {
+        let report = reshard.run_part(shared, &Terminal::new(common))?;
+        return Ok(Outcome::new(part_text(&report), part_json(&report)));
+    }
     let report = reshard.run(&Terminal::new(common))?;
     Ok(Outcome::new(text(&report, &args.output), json_of(&report)))
 }

@@ -678,7 +678,7 @@ fn a_dry_run_says_what_the_parts_do() {
             let this = json(&format!("--part {number}/{parts} --dry-run"));
             assert_eq!(this["parts"], Value::Array(vec![part.clone()]));
             let made = json(&format!("--part {number}/{parts}"));
-            assert_eq!(made["bytes_decoded"], part["work"]["bytes_decoded"]);
+            assert_eq!(made["bytes"], part["work"]["bytes_decoded"]);
         }
     }
 }

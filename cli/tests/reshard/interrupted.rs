@@ -12,7 +12,7 @@ use zarrs_cuda_testing::{Rng, codecs, effort};
 use crate::arrays::{Layout, elements, every_encoding, files, temporary};
 use crate::{command, resharded, run};
 
-fn layout(counts: Option<Vec<u64>>) -> Layout {
+pub(crate) fn layout(counts: Option<Vec<u64>>) -> Layout {
     Layout {
         shape: vec![128, 128],
         subchunk: vec![2, 4],
@@ -25,7 +25,7 @@ fn layout(counts: Option<Vec<u64>>) -> Layout {
 }
 
 /// An array of which every subchunk is stored.
-fn create(layout: &Layout, path: &Path) {
+pub(crate) fn create(layout: &Layout, path: &Path) {
     layout.describe(path);
     let array = crate::arrays::open(path);
     let values: Vec<u16> = (1..=128 * 128).map(|n| (n % 60_000) as u16).collect();

@@ -14,6 +14,7 @@ mod arrays;
 mod environment;
 mod interop;
 mod interrupted;
+mod parts;
 mod property;
 mod refusals;
 

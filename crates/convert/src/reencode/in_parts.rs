@@ -25,7 +25,7 @@ use crate::grid::Grid;
 use crate::open::{self, Place, Store, is_of_writer};
 use crate::parts::element_bytes;
 use crate::shared_run::{
-    self, Joined, MOST_PARTS, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
+    self, Joined, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
 };
 use crate::watcher::Watcher;
 
@@ -38,6 +38,18 @@ pub(super) struct Whole<'a> {
     plans: Vec<Plan<'a>>,
     wanted: Wanted,
     failed: Vec<Failure>,
+}
+
+/// Checks that a run has not too many parts.
+pub(crate) fn must_be_few(parts: NonZeroU64) -> Result<(), Failure> {
+    /// The largest number of parts: each process asks for the marks of all.
+    const MOST: u64 = 1 << 16;
+    if parts.get() <= MOST {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{parts} parts are too many: a run has {MOST} at most"
+    )))
 }
 
 /// Plans the parts, or makes one of them.
@@ -116,11 +128,7 @@ impl<'a> Whole<'a> {
         watcher: &'a dyn Watcher,
     ) -> Result<Self, Failure> {
         let Reencode { input, .. } = settings;
-        if parts.get() > MOST_PARTS {
-            return Err(Failure::usage(format!(
-                "{parts} parts are too many: a run has {MOST_PARTS} at most"
-            )));
-        }
+        must_be_few(parts)?;
         let store = open::store(input)?.store;
         let (members, plans, failed) = if settings.recursive {
             let members = hierarchy(input, &store, watcher)?.members;
@@ -175,7 +183,7 @@ impl<'a> Whole<'a> {
             input: self.wanted.input.clone(),
             output: self.output.clone(),
             arrays: self.plans.len(),
-            bytes_decoded: 0,
+            bytes: 0,
             time: std::time::Duration::ZERO,
             state,
             left_out: self.wanted.left_out.clone(),
@@ -237,7 +245,7 @@ impl<'a> Whole<'a> {
     fn make(&self, run: &SharedRun, part: Part) -> Result<PartReport, Failure> {
         let (start, end) = run.plan().bounds(part);
         let clock = std::time::Instant::now();
-        let mut bytes_decoded = 0;
+        let mut bytes = 0;
         let mut made = Made::default();
         for (array, plan) in self.plans.iter().enumerate() {
             let within = within(array, start, end);
@@ -263,7 +271,7 @@ impl<'a> Whole<'a> {
                 &output,
                 &stored,
             )?;
-            bytes_decoded += copied.bytes_decoded;
+            bytes += copied.bytes_decoded;
             let grid = Grid::of(&output)?;
             for (indices, size) in Shards::of(&output)?.stored()? {
                 let shard = grid.position(&indices);
@@ -273,19 +281,11 @@ impl<'a> Whole<'a> {
             }
         }
         let Marked { missing, notes } = run.mark(part, made)?;
-        let state = if missing.is_empty() {
-            PartState::Completed
-        } else {
-            let missing = missing.into_iter().map(|part| part + 1);
-            PartState::Made {
-                missing: missing.collect(),
-            }
-        };
         Ok(PartReport {
-            bytes_decoded,
+            bytes,
             time: clock.elapsed(),
             notes,
-            ..self.report(Some(part), state)
+            ..self.report(Some(part), PartState::after(missing))
         })
     }
 }

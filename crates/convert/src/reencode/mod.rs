@@ -43,6 +43,7 @@ use self::copy::copy;
 use self::covered::Covered;
 pub use self::dry_run::{ArrayWork, DryRun, PartWork, Work};
 use self::found::Node;
+pub(crate) use self::in_parts::must_be_few;
 pub use self::report::{
     ArrayReport, Copied, GroupReport, PartReport, PartState, Report, WrittenGroup,
 };

@@ -39,8 +39,8 @@ pub struct PartReport {
     pub output: Place,
     /// The number of arrays of the whole run.
     pub arrays: usize,
-    /// The number of bytes of all elements that were read.
-    pub bytes_decoded: u64,
+    /// The number of bytes of all elements that were read, decoded; or of the subchunks that were moved.
+    pub bytes: u64,
     /// The time that the part took.
     pub time: Duration,
     /// The state of the part, and of the run.
@@ -69,6 +69,19 @@ pub enum PartState {
     WasComplete,
     /// Nothing was written, because of failures.
     Refused,
+}
+
+impl PartState {
+    /// Returns the state of a part that was made, when the parts `missing`, which count from 0, are not.
+    pub(crate) fn after(missing: Vec<u64>) -> Self {
+        if missing.is_empty() {
+            return Self::Completed;
+        }
+        let missing = missing.into_iter().map(|part| part + 1);
+        Self::Made {
+            missing: missing.collect(),
+        }
+    }
 }
 
 /// The report of one array.

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use zarrs::array::ChunkKeyEncoding;
 use zarrs_cuda::maintenance::ShardFormat;
@@ -13,7 +13,9 @@ use zarrs_cuda::maintenance::ShardFormat;
 use super::plan::{BlockPiece, Plan};
 use super::source::{Objects, Source, SubchunkPlace};
 use crate::evidence::Changes;
+use crate::grid::number_of;
 use crate::shard_file::{ShardFile, first_byte};
+use crate::shared_run::{Part, SharedRun};
 use crate::stored::{self, Keys};
 use crate::watcher::{Event, Watcher};
 
@@ -30,10 +32,28 @@ pub(super) struct Target<'a> {
     pub(super) keys: &'a ChunkKeyEncoding,
     /// The format of the objects as shards; `None` if the objects are chunks.
     pub(super) format: Option<&'a ShardFormat>,
-    /// Whether this run continues an interrupted one, so that objects of OUT may exist already.
-    pub(super) resumes: bool,
-    /// The keys of IN that were written since the interrupted run began.
-    pub(super) changes: Option<&'a Changes>,
+    /// The positions in the grid of the objects to make.
+    pub(super) within: Range<u64>,
+    pub(super) existing: Existing<'a>,
+}
+
+/// What becomes of objects of OUT that exist.
+pub(super) enum Existing<'a> {
+    /// The run replaces them.
+    Replaced,
+    /// The run continues an interrupted one. It keeps those that are whole, unless IN has changed since that run
+    /// began: at these keys.
+    Kept(Option<&'a Changes>),
+    /// Several processes make OUT. They keep those that are whole, and replace none.
+    Shared(InParts<'a>),
+}
+
+/// A run of several processes, and the part of this process.
+pub(super) struct InParts<'a> {
+    pub(super) run: &'a SharedRun,
+    pub(super) part: Part,
+    /// Whether there is an object that is not whole.
+    pub(super) is_torn: AtomicBool,
 }
 
 /// The numbers of objects and subchunks that were copied.
@@ -86,7 +106,11 @@ pub(super) fn copy(
             && let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed))
         {
             thread.source.begin();
-            for object in plan.objects(piece).take_while(|_| !watcher.is_stopping()) {
+            let objects = plan.objects(piece).filter(|object| {
+                let number = number_of(object, &plan.output.grid);
+                target.within.contains(&number)
+            });
+            for object in objects.take_while(|_| !watcher.is_stopping()) {
                 // After a failure, no thread takes another piece.
                 let written = thread.object(plan, &object);
                 written.inspect_err(|_| next.store(pieces.len(), Ordering::Relaxed))?;
@@ -157,6 +181,11 @@ fn delete(path: &Path) -> Result<(), String> {
 impl Thread<'_> {
     /// Writes an object of OUT, unless a whole one exists already, or all of its subchunks are empty.
     fn object(&mut self, plan: &Plan, indices: &[u64]) -> Result<(), String> {
+        if let Existing::Shared(InParts { run, .. }) = &self.target.existing
+            && !run.goes_on().map_err(|failure| failure.to_string())?
+        {
+            return Ok(()); // another process has completed the run
+        }
         let mut places = std::mem::take(&mut self.places);
         places.clear();
         for source in plan.sources(indices) {
@@ -165,10 +194,7 @@ impl Thread<'_> {
         }
         if places.iter().any(Option::is_some) {
             let path = self.path(indices);
-            if self.target.resumes
-                && !self.is_changed(plan, indices)
-                && self.is_whole(&path, &places)?
-            {
+            if self.is_kept(plan, indices, &path, &places)? {
                 self.copied.kept += 1;
             } else {
                 let bytes = match self.target.format {
@@ -179,7 +205,7 @@ impl Thread<'_> {
                 self.copied.subchunks += places.iter().flatten().count() as u64;
                 self.copied.bytes += bytes;
             }
-        } else if self.target.resumes {
+        } else if let Existing::Kept(_) = self.target.existing {
             // The interrupted run may have written this object from subchunks that IN had then.
             delete(&self.path(indices))?;
         }
@@ -192,10 +218,45 @@ impl Thread<'_> {
         self.target.root.join(key.as_str())
     }
 
+    /// Returns whether the object of OUT exists, and is kept.
+    ///
+    /// # Errors
+    /// The object is not whole, and may not be replaced.
+    fn is_kept(
+        &mut self,
+        plan: &Plan,
+        indices: &[u64],
+        path: &Path,
+        places: &[Option<SubchunkPlace>],
+    ) -> Result<bool, String> {
+        match &self.target.existing {
+            Existing::Replaced => Ok(false),
+            Existing::Kept(changes) => {
+                Ok(!self.is_changed(*changes, plan, indices) && self.is_whole(path, places)?)
+            }
+            Existing::Shared(InParts { run, part, is_torn }) => {
+                if size_of(path)?.is_none() {
+                    return Ok(false);
+                }
+                if self.is_whole(path, places)? {
+                    return Ok(true);
+                }
+                is_torn.store(true, Ordering::Relaxed);
+                // The part may have been marked when the shard was whole.
+                run.unmark(part.number())
+                    .map_err(|failure| failure.to_string())?;
+                Err(format!(
+                    "the shard {} is not whole, and a run in parts replaces no shard",
+                    path.display()
+                ))
+            }
+        }
+    }
+
     /// Returns whether an object of IN that goes into this object of OUT was written since the interrupted
     /// run began.
-    fn is_changed(&self, plan: &Plan, indices: &[u64]) -> bool {
-        self.target.changes.is_some_and(|changes| {
+    fn is_changed(&self, changes: Option<&Changes>, plan: &Plan, indices: &[u64]) -> bool {
+        changes.is_some_and(|changes| {
             let objects: BTreeSet<u64> = plan
                 .sources(indices)
                 .flatten()
@@ -279,7 +340,13 @@ impl Thread<'_> {
         let index = format
             .encode_index(&extents)
             .map_err(|error| format!("cannot write the shard {}: {error}", path.display()))?;
-        shard.finish(&index, SYNCS).map_err(failed)?;
+        match &self.target.existing {
+            Existing::Shared(InParts { run, .. }) => run
+                .watch()
+                .create_shard(shard, &index)
+                .map_err(|error| format!("cannot write the shard {}: {error}", path.display()))?,
+            _ => shard.finish(&index, SYNCS).map_err(failed)?,
+        }
         Ok(end - first)
     }
 

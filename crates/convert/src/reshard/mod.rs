@@ -7,9 +7,11 @@
 //! | `target.rs` | looks at OUT before the run, and makes OUT an array at the end |
 //! | `plan.rs` | integers: which subchunks of IN make an object of OUT |
 //! | `source.rs`, `copy.rs` | read subchunks of IN, and write objects of OUT |
+//! | `in_parts.rs` | makes a part of OUT, while other processes make the others |
 
 mod chain;
 mod copy;
+mod in_parts;
 mod plan;
 pub mod side;
 mod source;
@@ -28,8 +30,8 @@ use zarrs::metadata::v3::MetadataV3;
 use zarrs_cuda::Options;
 use zarrs_cuda::maintenance::ShardFormat;
 
-use self::copy::Target;
-use self::plan::Plan;
+use self::copy::{Existing, Target};
+use self::plan::{BlockPiece, Plan};
 use self::side::Side;
 use self::source::Objects;
 use self::target::{Before, Noted};
@@ -42,6 +44,7 @@ use crate::extensions;
 use crate::failure::Failure;
 use crate::grid::number_of;
 use crate::open::{self, Place, read_file};
+use crate::reencode::{PartReport, Shared};
 use crate::replace::tidied;
 use crate::shapes::edges;
 use crate::stored::{self, Keys};
@@ -163,6 +166,17 @@ impl Reshard {
         run(self, watcher)
     }
 
+    /// Plans the parts of a run of several processes, or makes one of them. The process that makes the last part makes
+    /// the output an array. The output is new, and a [`layout`](Self::layout) says its shards.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Self::run); the output is of another run; its file system has no hard links, and the
+    /// parts were not planned before.
+    pub fn run_part(&self, shared: Shared, watcher: &dyn Watcher) -> Result<PartReport, Failure> {
+        extensions::register();
+        in_parts::run(self, shared, watcher)
+    }
+
     /// Returns the failure for subchunks that cannot be moved as they are. Its remedy is the command
     /// `zarrs-cuda reencode`.
     fn refused(&self, message: impl std::fmt::Display) -> Failure {
@@ -177,34 +191,117 @@ impl Reshard {
     }
 }
 
+/// An input that can be read and understood, and that may become the output.
+struct Readable<'a> {
+    input: &'a Path,
+    output: &'a Path,
+    /// The metadata of the input.
+    document: Map<String, Value>,
+    side: Side,
+    evidence: Evidence,
+}
+
+impl<'a> Readable<'a> {
+    fn of(settings: &'a Reshard) -> Result<Self, Failure> {
+        let (input, output) = (settings.input.directory()?, settings.output.directory()?);
+        let document = read_metadata(input, settings)?;
+        let side = Side::of(&document).map_err(|reason| settings.cannot_move(reason))?;
+        must_lie_apart(&settings.input, &settings.output)?;
+        must_not_be_in_an_array(&settings.output)?;
+        let evidence = Evidence::of(&settings.input, &*open::store(&settings.input)?.store)?;
+        Ok(Self {
+            input,
+            output,
+            document,
+            side,
+            evidence,
+        })
+    }
+}
+
+/// The work of a run, before anything is written.
+struct Prepared<'a> {
+    input: &'a Path,
+    side: Side,
+    goal: Side,
+    /// The text of the output's `zarr.json`.
+    metadata: String,
+    plan: Plan,
+    /// The positions in the grid of the objects of the input that are stored, sorted.
+    stored: Vec<u64>,
+    of_input: Option<ShardFormat>,
+    of_output: Option<ShardFormat>,
+    threads: usize,
+    pieces: Vec<BlockPiece>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(settings: &Reshard, readable: Readable<'a>, before: &Before) -> Result<Self, Failure> {
+        let Readable {
+            input,
+            output,
+            document,
+            side,
+            ..
+        } = readable;
+        let (wanted, goal) = goal(settings, &document, &side, before)?;
+        let metadata = metadata_text([input, output], &wanted)?;
+        let plan = Plan::new(&side, &goal).map_err(|reason| settings.cannot_move(reason))?;
+        let stored = listed(input, &side, &plan, settings)?;
+        let (of_input, of_output) = (format(&side, settings)?, format(&goal, settings)?);
+        let budget = Budget::new(settings.memory);
+        let of_thread = plan.index_bytes([of_input.is_some(), of_output.is_some()]);
+        budget.must_fit(
+            format_args!(
+                "have the indices of shards of {} and {} in memory",
+                settings.input, settings.output
+            ),
+            of_thread,
+        )?;
+        let threads = budget.at_once(0, of_thread, settings.threads);
+        Ok(Self {
+            input,
+            pieces: plan.pieces(&stored, threads),
+            side,
+            goal,
+            metadata,
+            plan,
+            stored,
+            of_input,
+            of_output,
+            threads,
+        })
+    }
+
+    fn objects(&self) -> Objects<'_> {
+        Objects {
+            root: self.input,
+            keys: &self.side.keys,
+            grid: &self.plan.input.grid,
+            format: self.of_input.as_ref(),
+            stored: &self.stored,
+        }
+    }
+}
+
 fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
-    let (input, output) = (settings.input.directory()?, settings.output.directory()?);
     let calls_before = codec_calls();
-    let document = read_metadata(input, settings)?;
-    let side = Side::of(&document).map_err(|reason| settings.cannot_move(reason))?;
-    must_lie_apart(&settings.input, &settings.output)?;
-    must_not_be_in_an_array(&settings.output)?;
-    let evidence = Evidence::of(&settings.input, &*open::store(&settings.input)?.store)?;
+    let readable = Readable::of(settings)?;
+    let (output, evidence) = (readable.output, readable.evidence.clone());
     let before = target::look(output, &evidence, None)?;
-    let (wanted, goal) = goal(settings, &document, &side, &before)?;
-    let metadata = metadata_text([input, output], &wanted)?;
-    let plan = Plan::new(&side, &goal).map_err(|reason| settings.cannot_move(reason))?;
-    let stored = listed(input, &side, &plan, settings)?;
+    let prepared = Prepared::new(settings, readable, &before)?;
+    let Prepared {
+        side,
+        goal,
+        metadata,
+        plan,
+        stored,
+        pieces,
+        ..
+    } = &prepared;
     let cannot = |what: &str, error: &dyn std::fmt::Display| {
         Failure::failed(format!("cannot {what} {}: {error}", output.display()))
     };
-    let (of_input, of_output) = (format(&side, settings)?, format(&goal, settings)?);
-    let budget = Budget::new(settings.memory);
-    let of_thread = plan.index_bytes([of_input.is_some(), of_output.is_some()]);
-    budget.must_fit(
-        format_args!(
-            "have the indices of shards of {} and {} in memory",
-            settings.input, settings.output
-        ),
-        of_thread,
-    )?;
-    let threads = budget.at_once(0, of_thread, settings.threads);
-    let pieces = plan.pieces(&stored, threads);
     let step = Step::begin(
         watcher,
         "resharding",
@@ -214,30 +311,28 @@ fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> 
     if watcher.is_stopping() {
         return Err(Failure::interrupted("stopped before anything was written"));
     }
-    let begun = target::begin(output, &before, &evidence, &metadata)?;
+    let begun = target::begin(output, &before, &evidence, metadata)?;
     let start = Instant::now();
-    let objects = Objects {
-        root: input,
-        keys: &side.keys,
-        grid: &plan.input.grid,
-        format: of_input.as_ref(),
-        stored: &stored,
-    };
+    let objects = prepared.objects();
     let target = Target {
         root: output,
         keys: &goal.keys,
-        format: of_output.as_ref(),
-        resumes: begun.resumes,
-        changes: begun.changes.as_ref(),
+        format: prepared.of_output.as_ref(),
+        within: 0..u64::MAX,
+        existing: if begun.resumes {
+            Existing::Kept(begun.changes.as_ref())
+        } else {
+            Existing::Replaced
+        },
     };
     let goes_on = format!(
         "run the same command again to go on: what is whole in {} is kept",
         settings.output
     );
-    let copied =
-        copy::copy(&plan, &pieces, &objects, &target, threads, watcher).map_err(|error| {
-            Failure::failed(error).with_remedy(format!("when the cause is gone, {goes_on}"))
-        })?;
+    let copied = copy::copy(plan, pieces, &objects, &target, prepared.threads, watcher);
+    let copied = copied.map_err(|error| {
+        Failure::failed(error).with_remedy(format!("when the cause is gone, {goes_on}"))
+    })?;
     drop(step);
     if watcher.is_stopping() {
         return Err(Failure::interrupted(format!(
@@ -249,10 +344,10 @@ fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> 
         .with_remedy(goes_on));
     }
     if begun.resumes {
-        copy::delete_stale(&plan, &objects, &target).map_err(Failure::failed)?;
+        copy::delete_stale(plan, &objects, &target).map_err(Failure::failed)?;
     }
     let left = tidied(output).map_err(Failure::failed)?;
-    target::publish(output, begun.claim, &metadata).map_err(|error| cannot("complete", &error))?;
+    target::publish(output, begun.claim, metadata).map_err(|error| cannot("complete", &error))?;
     let notes = left.note().into_iter();
     let notes = notes.chain(consolidated::stale_above(&settings.output, &[]));
     Ok(Resharded {

@@ -14,7 +14,7 @@ use crate::replace::sync_all_files;
 use crate::stored;
 
 /// The file that marks OUT as incomplete. It has the metadata that OUT will have, and the evidence of IN.
-const MARKER: &str = "zarr.json.reshard";
+pub(super) const MARKER: &str = "zarr.json.reshard";
 const METADATA: &str = "zarr.json";
 
 /// The state of OUT before the run.

@@ -78,9 +78,6 @@ fn mark_key(plan: &str, part: u64) -> Result<StoreKey, StorageError> {
     key(&format!("part-{plan}-{}", part + 1))
 }
 
-/// The largest number of parts: each process asks for the marks of all.
-pub(crate) const MOST_PARTS: u64 = 1 << 16;
-
 /// One part of a run: `3/16` is the third of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
