@@ -95,7 +95,7 @@ impl Case {
         self.directory.path().join(name)
     }
 
-    fn options<'a>(part: &'a str) -> [&'a str; 4] {
+    fn options(part: &str) -> [&str; 4] {
         ["--shard", "8,16", "--part", part]
     }
 
@@ -123,7 +123,7 @@ fn killed_and_doubled() {
         let parts = 2 + rng.below(3);
         let mut kills = 0;
         while !case.path("out").join("zarr.json").exists() {
-            let children: Vec<Child> = (0..1 + rng.below(3))
+            let children: Vec<Child> = (0..=rng.below(3))
                 .map(|_| case.spawn(&format!("{}/{parts}", 1 + rng.below(parts))))
                 .collect();
             for mut child in children {
@@ -201,10 +201,7 @@ fn others_are_refused() {
     fs::write(other.join("mine"), "").unwrap();
     let done = run(&input, &other, &Case::options("1/2"));
     let said = String::from_utf8_lossy(&done.stderr);
-    assert!(
-        said.contains("1 file in"),
-        "{said}"
-    );
+    assert!(said.contains("1 file in"), "{said}");
     fs::rename(other.join("mine"), other.join("zarr.json.reshard")).unwrap();
     let done = run(&input, &other, &Case::options("1/2"));
     let said = String::from_utf8_lossy(&done.stderr);

@@ -5,83 +5,13 @@ use std::num::NonZeroU64;
 use zarrs::array::ArraySubset;
 
 use super::in_parts::Whole;
+use super::report::{ArrayWork, DryRun, PartWork, Work};
 use super::target::Target;
 use super::{Plan, Reencode, Shared};
 use crate::failure::Failure;
-use crate::open::Place;
 use crate::parts::element_bytes;
 use crate::shared_run::{Output, Part, PartStart};
 use crate::watcher::Watcher;
-
-/// The work of a run that was not made.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DryRun {
-    /// The place that would be read.
-    pub input: Place,
-    /// The place that would be written.
-    pub output: Place,
-    /// The arrays that would be written.
-    pub arrays: Vec<ArrayWork>,
-    /// The parts of the run; one if it has no parts.
-    pub parts: Vec<PartWork>,
-    /// The paths of arrays and groups that would be left out.
-    pub left_out: Vec<String>,
-    /// A failure for each array or group that cannot be re-encoded.
-    pub failures: Vec<Failure>,
-}
-
-/// The work on one array.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ArrayWork {
-    /// The array that would be read.
-    pub input: Place,
-    /// The shape of the array, in elements.
-    pub shape: Vec<u64>,
-    /// The name of the data type.
-    pub data_type: String,
-    /// The shape of a shard, in elements.
-    pub shard: Vec<NonZeroU64>,
-    /// The shape of a subchunk, in elements.
-    pub subchunk: Vec<NonZeroU64>,
-    /// The work on all shards.
-    pub work: Work,
-    /// The most bytes that buffers take.
-    pub memory: u64,
-}
-
-/// The work of one part.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct PartWork {
-    /// The part.
-    pub part: Part,
-    /// The work on its shards.
-    pub work: Work,
-    /// The most bytes that buffers take.
-    pub memory: u64,
-}
-
-/// An amount of work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Work {
-    /// The number of shards to make. A shard that has only the fill value is made and not stored.
-    pub shards: u64,
-    /// The number of bytes of the decoded elements. An element whose size differs counts as 32 bytes.
-    pub bytes: u64,
-    /// The number of reads of objects of the input. An object that several shards need is read for each.
-    pub reads: u64,
-}
-
-impl Work {
-    fn add(&mut self, other: Self) {
-        self.shards = self.shards.saturating_add(other.shards);
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.reads = self.reads.saturating_add(other.reads);
-    }
-}
 
 /// Plans the run, and divides it into parts if it has any.
 pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<DryRun, Failure> {

@@ -41,11 +41,11 @@ use zarrs_cuda::Options;
 use self::arrays::{Input, OutputArray, describe, metadata_json};
 use self::copy::copy;
 use self::covered::Covered;
-pub use self::dry_run::{ArrayWork, DryRun, PartWork, Work};
 use self::found::Node;
 pub(crate) use self::in_parts::must_be_few;
 pub use self::report::{
-    ArrayReport, Copied, GroupReport, PartReport, PartState, Report, WrittenGroup,
+    ArrayReport, ArrayWork, Copied, DryRun, GroupReport, PartReport, PartState, PartWork, Report,
+    Work, WrittenGroup,
 };
 use self::resume::Stored;
 use self::same_run::Run;

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use zarrs_cuda::Explanation;
 
-use super::dry_run::DryRun;
 use crate::chunks::ChunkCounts;
 use crate::codec::SubchunkCodec;
 use crate::failure::Failure;
@@ -162,4 +161,75 @@ pub struct WrittenGroup {
     pub repaired_metadata: Vec<String>,
     /// The paths of files and directories of the input that are no part of the hierarchy.
     pub left_out: Vec<String>,
+}
+
+/// The work of a run that was not made.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DryRun {
+    /// The place that would be read.
+    pub input: Place,
+    /// The place that would be written.
+    pub output: Place,
+    /// The arrays that would be written.
+    pub arrays: Vec<ArrayWork>,
+    /// The parts of the run; one if it has no parts.
+    pub parts: Vec<PartWork>,
+    /// The paths of arrays and groups that would be left out.
+    pub left_out: Vec<String>,
+    /// A failure for each array or group that cannot be re-encoded.
+    pub failures: Vec<Failure>,
+}
+
+/// The work on one array.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ArrayWork {
+    /// The array that would be read.
+    pub input: Place,
+    /// The shape of the array, in elements.
+    pub shape: Vec<u64>,
+    /// The name of the data type.
+    pub data_type: String,
+    /// The shape of a shard, in elements.
+    pub shard: Vec<NonZeroU64>,
+    /// The shape of a subchunk, in elements.
+    pub subchunk: Vec<NonZeroU64>,
+    /// The work on all shards.
+    pub work: Work,
+    /// The most bytes that buffers take.
+    pub memory: u64,
+}
+
+/// The work of one part.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct PartWork {
+    /// The part.
+    pub part: Part,
+    /// The work on its shards.
+    pub work: Work,
+    /// The most bytes that buffers take.
+    pub memory: u64,
+}
+
+/// An amount of work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Work {
+    /// The number of shards to make. A shard that has only the fill value is made and not stored.
+    pub shards: u64,
+    /// The number of bytes of the decoded elements. An element whose size differs counts as 32 bytes.
+    pub bytes: u64,
+    /// The number of reads of objects of the input. An object that several shards need is read for each.
+    pub reads: u64,
+}
+
+impl Work {
+    /// Adds the work `other`.
+    pub(super) fn add(&mut self, other: Self) {
+        self.shards = self.shards.saturating_add(other.shards);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.reads = self.reads.saturating_add(other.reads);
+    }
 }

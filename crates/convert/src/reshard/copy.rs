@@ -37,7 +37,7 @@ pub(super) struct Target<'a> {
     pub(super) existing: Existing<'a>,
 }
 
-/// What becomes of objects of OUT that exist.
+/// The treatment of objects of OUT that exist.
 pub(super) enum Existing<'a> {
     /// The run replaces them.
     Replaced,
