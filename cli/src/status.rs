@@ -54,7 +54,10 @@ fn text(args: &Args, status: &RunStatus) -> String {
                 .map_or_else(String::new, |seconds| {
                     format!(", the newest {} ago", duration(seconds))
                 });
-            let stored = counted(part.shards, "shard");
+            let Some(shards) = part.shards else {
+                continue; // the numbers are in the line above
+            };
+            let stored = counted(shards, "shard");
             lines.push(format!("  {}/{parts}: {stored} stored{age}", part.part));
         }
         lines.push(

@@ -5,13 +5,16 @@
 //! | `image.rs` | finds the array of level 0, and reads the metadata of its image |
 //! | `axes.rs` | the axes, from arguments, metadata and dimension names |
 //! | `plan.rs` | describes the levels before they are made, for people and as JSON |
-//! | `make.rs` | makes the levels: in one process, or a part in each of several processes |
+//! | `make.rs` | makes the levels, or a part of them |
+//! | `in_parts.rs` | joins the run of several processes that make a part each |
 
 mod axes;
 mod image;
+mod in_parts;
 mod make;
 mod plan;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use clap::ValueEnum;
@@ -26,10 +29,11 @@ use zarrs_cuda_convert::consolidated;
 use zarrs_cuda_convert::open::{self, Files, Kind, Place, Store};
 use zarrs_cuda_convert::shapes::edges;
 use zarrs_cuda_convert::words::{bytes_text, counted};
-use zarrs_cuda_convert::{Failure, Part};
+use zarrs_cuda_convert::{Failure, Part, must_not_be_in_parts};
 
 use self::axes::AxisArg;
 use self::image::{Described, Image};
+use self::in_parts::Joined;
 use self::plan::Plan;
 use crate::arguments::Count;
 use crate::common::Common;
@@ -77,10 +81,13 @@ pub(crate) struct Args {
     /// Make the levels again from this slice of level 0 on: slice 0 is all
     #[arg(long, value_name = "SLICE", conflicts_with = "part")]
     start: Option<u64>,
-    /// Only the part I of N, while other processes make the others. A part is of slices along the first
-    /// axis
+    /// Only the part I of N, as 3/16, while other processes make the others. The last one makes the levels
+    /// readable. `zarrs-cuda status GROUP` lists the parts that are missing
     #[arg(long, value_name = "I/N")]
     part: Option<Part>,
+    /// Plan N parts, and make none: for file systems without hard links
+    #[arg(long, value_name = "N", conflicts_with_all = ["part", "start"])]
+    prepare: Option<u64>,
     /// Make the levels also if no shard of level 0 is stored: every element is the fill value
     #[arg(long)]
     allow_empty: bool,
@@ -122,11 +129,11 @@ impl From<How> for Reduction {
 type Builder = MultiscaleBuilder<Store>;
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    in_parts::complete(args)?;
     let image = Image::find(args.image.directory()?)?;
     let (files, chunks, told) = level_0(args, common, &image)?;
-    let store = chunks.watched(Arc::new(Files::new(files.clone())), &image.name);
-    let path = format!("/{}", image.name);
-    let reading = Array::open(store.clone(), &path).map_or(0, |array| plan::reading(&array));
+    let open = || top_of(&image.directory, &image, &chunks);
+    let reading = open().map_or(0, |(array, _)| plan::reading(&array));
     let budget = common.budget();
     budget.must_fit(
         format_args!("read blocks of whole slices of {}", args.image),
@@ -134,8 +141,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     )?;
     // From here on, all sharded arrays use the codec of this library.
     let _registration = zarrs_cuda::register(common.options_beside(reading))?;
-    let array = Array::open(store.clone(), &path)
-        .map_err(Failure::to(format_args!("open {path} of {}", args.image)))?;
+    let (array, _) = open()?;
     let axes = axes::chosen(
         array.dimensionality(),
         &args.axes,
@@ -154,19 +160,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let levels = builder.levels().map_err(|error| failed(args, &error))?;
     let plan = Plan::of(&levels, &axes, reduction, &array);
     check_names(args, &image, &plan)?;
-    for name in plan.names() {
-        let level = image.directory.join(&name);
-        check_directory(&image, &name)?;
-        // A killed run may leave temporaries of a level's metadata, before it has stored any shard.
-        let is_ours = |name: &str| name.starts_with("zarr.json.");
-        if Kind::in_directory(&level)? == Kind::Nothing
-            && let Err(foreign) = open::must_be_free(&level, "a level", is_ours)
-            // The process of another part may have made the level in between.
-            && Kind::in_directory(&level)? == Kind::Nothing
-        {
-            return Err(foreign);
-        }
-    }
+    check_levels(&image, &plan)?;
     let mut json = plan.json(&args.image.to_string());
     json["chunks"] = json!(chunks.counts());
     common.say(told);
@@ -179,6 +173,25 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     common.say(&plan);
     let _listening = stop::wait_for_me();
+    let part = match in_parts::join(args, common, &image, &plan, &chunks)? {
+        None => {
+            must_not_be_in_parts(&image.directory)?;
+            None
+        }
+        Some(Joined::Make(part)) => Some(part),
+        Some(Joined::Nothing(text, state)) => {
+            json["dry_run"] = false.into();
+            json["state"] = state.into();
+            return Ok(Outcome::new(text, json));
+        }
+    };
+    let builder = match &part {
+        None => builder,
+        Some(part) => {
+            let (array, files) = top_of(part.directory(), &image, &chunks)?;
+            self::builder(args, &image, &array, &files, &axes, reduction)
+        }
+    };
     let made = make::make(args, builder, &plan).map_err(|error| match error {
         WriterError::Cancelled => {
             Failure::interrupted(format!("the levels of {} are not complete", args.image))
@@ -186,7 +199,14 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         }
         error => failed(args, &error),
     });
-    let note = renewed(&image, &plan);
+    let marked = match (&part, &made) {
+        (Some(part), Ok(_)) => Some(in_parts::mark(args, part, &mut json)?),
+        _ => None,
+    };
+    // The levels of parts are not where readers look, before all parts are made.
+    let note = part
+        .as_ref()
+        .map_or_else(|| renewed(&image, &plan), |_| None);
     let made = made.map_err(|failure| match &note {
         Some(note) => failure.with_note(note),
         None => failure,
@@ -194,7 +214,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     json["dry_run"] = false.into();
     json["part"] = json!(args.part.map(|part| part.to_string()));
     json["made"] = made.json();
-    let mut outcome = Outcome::new(made.text(), json);
+    let mut text = made.text();
+    if let Some(marked) = marked {
+        text += &format!("\n{marked}");
+    }
+    let mut outcome = Outcome::new(text, json);
     if image.described.is_old {
         outcome = outcome.with_note(&format!(
             "note: {} keeps its `multiscales` of OME-Zarr 0.4 beside `ome` of 0.5: the old ones know nothing of \
@@ -206,6 +230,38 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Some(note) => outcome.with_note(note),
         None => outcome,
     })
+}
+
+/// Checks that each level is an array, or that nothing is in its place.
+fn check_levels(image: &Image, plan: &Plan) -> Result<(), Failure> {
+    for name in plan.names() {
+        let level = image.directory.join(&name);
+        check_directory(image, &name)?;
+        // A killed run may leave temporaries of a level's metadata, before it has stored any shard.
+        let is_ours = |name: &str| name.starts_with("zarr.json.");
+        if Kind::in_directory(&level)? == Kind::Nothing
+            && let Err(foreign) = open::must_be_free(&level, "a level", is_ours)
+            // The process of another part may have made the level in between.
+            && Kind::in_directory(&level)? == Kind::Nothing
+        {
+            return Err(foreign);
+        }
+    }
+    Ok(())
+}
+
+/// Opens level 0 of the image that is made in `directory`. Returns its store, too.
+fn top_of(
+    directory: &Path,
+    image: &Image,
+    chunks: &Chunks,
+) -> Result<(Array<Store>, Arc<FilesystemStore>), Failure> {
+    let opening = format!("open {}", directory.join(&image.name).display());
+    let files = FilesystemStore::new(directory).map_err(Failure::to(&opening))?;
+    let files = Arc::new(files);
+    let store = chunks.watched(Arc::new(Files::new(files.clone())), &image.name);
+    let array = Array::open(store, &format!("/{}", image.name));
+    Ok((array.map_err(Failure::to(&opening))?, files))
 }
 
 /// Checks that the directory of a level below level 0 is no link, and does not lead to level 0.

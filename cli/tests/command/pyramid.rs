@@ -82,11 +82,15 @@ fn made(image: &Path, options: &[&str], code: i32) -> String {
     said_with_code(&pyramid(image, options).output().unwrap(), code)
 }
 
-/// All files but those of level 0, by their path in the image.
+/// The directory of the plan of a run in parts.
+const RUN: &str = ".zarrs-cuda-run";
+
+/// All files but those of level 0 and of the plan, by their path in the image.
 fn contents(image: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let files = files(image).into_iter().filter_map(|path| {
         let within = path.strip_prefix(image).unwrap();
-        (!within.starts_with("0")).then(|| (within.to_path_buf(), fs::read(&path).unwrap()))
+        let is_level = !within.starts_with("0") && !within.starts_with(RUN);
+        is_level.then(|| (within.to_path_buf(), fs::read(&path).unwrap()))
     });
     let without_times = files.map(|(path, content)| {
         let is_description = path == Path::new("zarr.json");
@@ -327,8 +331,12 @@ fn killed_parts_go_on() {
                 break;
             }
             kills += 1;
-            if round == 1 && kills == 2 {
-                // All of it by one process, which does not take the shapes for the shards.
+            let is_begun = parts.join(RUN).join("plan.json").exists();
+            if round == 1 && kills >= 2 && is_begun {
+                // All of it by one process.
+                let said = made(&parts, &[], 1);
+                assert!(said.contains("is being made in parts"), "{said}");
+                fs::remove_dir_all(parts.join(RUN)).unwrap();
                 made(&parts, &[], 0);
                 assert_eq!(contents(&parts), contents(&once));
                 break;
@@ -430,27 +438,115 @@ fn temporaries_of_metadata_are_erased() {
     let [once, torn] = ["once", "torn"].map(|name| folder.path().join(name));
     level_0(&once, &SMALL);
     made(&once, &[], 0);
-    for all_at_once in [&[""][..], &["1/1"], &["1/3", "2/3", "3/3"]] {
-        level_0(&torn, &SMALL);
-        fs::create_dir(torn.join("1")).unwrap();
-        let of_the_only_process = ["", "1/"].map(|of| format!("{of}zarr.json.tmp"));
-        let of_part_0 = ["", "0/", "1/"].map(|of| format!("{of}zarr.json.part0.tmp"));
-        for left in of_the_only_process.iter().chain(&of_part_0) {
-            fs::write(torn.join(left), "{").unwrap();
+    level_0(&torn, &SMALL);
+    fs::create_dir(torn.join("1")).unwrap();
+    let of_the_only_process = ["", "1/"].map(|of| format!("{of}zarr.json.tmp"));
+    let of_a_part = ["", "0/", "1/"].map(|of| format!("{of}zarr.json.part0.tmp"));
+    for left in of_the_only_process.iter().chain(&of_a_part) {
+        fs::write(torn.join(left), "{").unwrap();
+    }
+    made(&torn, &[], 0);
+    assert_eq!(levels(&torn), levels(&once));
+    assert_eq!(temporaries(&torn), Vec::<PathBuf>::new());
+}
+
+/// The directory in which the parts of a run make levels.
+fn made_apart(image: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(image.join(RUN)).ok()?;
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.into_iter().find(|path| path.is_dir())
+}
+
+/// No reader sees a level before all parts are made, and then all of them at once.
+#[test]
+fn levels_of_parts_appear_when_all_are_made() {
+    let folder = TempDir::new().unwrap();
+    let [once, parts] = ["once", "parts"].map(|name| folder.path().join(name));
+    for image in [&once, &parts] {
+        level_0(image, &SMALL);
+        let group = r#"{"zarr_format":3,"node_type":"group","attributes":{"mine":1},"consolidated_metadata":{"kind":"inline","must_understand":false,"metadata":{}}}"#;
+        fs::write(image.join("zarr.json"), group).unwrap();
+    }
+    made(&once, &[], 0);
+    let before = fs::read(parts.join("zarr.json")).unwrap();
+    let run = |part: &str, code: i32| made(&parts, &["--part", part], code);
+    let said = run("2/2", 0);
+    assert!(said.contains("1 of 2 parts is missing: 1"), "{said}");
+    let said = run("2/2", 0);
+    assert!(said.contains("was made before"), "{said}");
+    assert_eq!(fs::read(parts.join("zarr.json")).unwrap(), before);
+    assert!(!parts.join("1").exists());
+    let status = program().arg("status").arg(&parts).output().unwrap();
+    let status = said_with_code(&status, 0);
+    assert!(status.contains("1 part is missing: 1"), "{status}");
+    // Another run, and other metadata of the group, are refused by name.
+    let said = made(&parts, &["--part", "1/2", "--reduction", "maximum"], 1);
+    assert!(said.contains("--reduction is mean there"), "{said}");
+    let said = run("1/3", 1);
+    assert!(said.contains("number of parts is 2"), "{said}");
+    let mine = String::from_utf8_lossy(&before).replace("\"mine\":1", "\"mine\":2");
+    fs::write(parts.join("zarr.json"), mine).unwrap();
+    let said = run("1/2", 1);
+    assert!(said.contains("were changed while its parts"), "{said}");
+    assert!(!parts.join("1").exists());
+    fs::write(parts.join("zarr.json"), &before).unwrap();
+    let status = ["status", "--finish"];
+    let done = program().args(status).arg(&parts).output().unwrap();
+    said_with_code(&done, 0);
+    assert_eq!(levels(&parts), levels(&once));
+    let described = |image: &Path| -> serde_json::Value {
+        let text = fs::read_to_string(image.join("zarr.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let (parts_of, once_of) = (described(&parts), described(&once));
+    assert_eq!(parts_of["attributes"]["mine"], 1);
+    assert_eq!(
+        parts_of["consolidated_metadata"],
+        once_of["consolidated_metadata"]
+    );
+    assert!(parts_of["consolidated_metadata"]["metadata"]["1"].is_object());
+    assert_eq!(made_apart(&parts), None);
+    let said = run("1/2", 0);
+    assert!(said.contains("complete already"), "{said}");
+    // Levels that are gone are no complete run, and a run by one process forgets that there were parts.
+    fs::rename(parts.join("2"), folder.path().join("2")).unwrap();
+    let said = run("1/2", 1);
+    assert!(said.contains("2 is gone"), "{said}");
+    fs::rename(folder.path().join("2"), parts.join("2")).unwrap();
+    made(&parts, &["--start", "0"], 0);
+    assert!(!parts.join(RUN).exists());
+    let said = run("1/2", 1);
+    assert!(said.contains("is there already"), "{said}");
+}
+
+/// A process that was killed between any two moves leaves what another one completes.
+#[test]
+fn moves_that_were_interrupted() {
+    let folder = TempDir::new().unwrap();
+    let once = folder.path().join("once");
+    level_0(&once, &SMALL);
+    made(&once, &["--part", "1/1"], 0);
+    for moved in 0..=3 {
+        let parts = folder.path().join(moved.to_string());
+        level_0(&parts, &SMALL);
+        made(&parts, &["--part", "2/2"], 0);
+        // The group is another one when the last part ends, so that nothing is moved.
+        let before = fs::read(parts.join("zarr.json")).ok();
+        let other = r#"{"zarr_format":3,"node_type":"group","attributes":{"other":1}}"#;
+        fs::write(parts.join("zarr.json"), other).unwrap();
+        let said = made(&parts, &["--part", "1/2"], 1);
+        assert!(said.contains("were changed while its parts"), "{said}");
+        match before {
+            Some(before) => fs::write(parts.join("zarr.json"), before).unwrap(),
+            None => fs::remove_file(parts.join("zarr.json")).unwrap(),
         }
-        let run = |part: &&str| match *part {
-            "" => pyramid(&torn, &[]),
-            part => pyramid(&torn, &["--part", part]),
-        };
-        let children = all_at_once.iter().map(|part| run(part).spawn().unwrap());
-        for child in children.collect::<Vec<_>>() {
-            let ended = child.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&ended.stderr);
-            assert!(ended.status.success(), "{all_at_once:?}: {said}");
+        let made_apart = made_apart(&parts).unwrap();
+        for name in ["1", "2", "zarr.json"].iter().take(moved) {
+            fs::rename(made_apart.join(name), parts.join(name)).unwrap();
         }
-        assert_eq!(levels(&torn), levels(&once), "{all_at_once:?}");
-        assert_eq!(temporaries(&torn), Vec::<PathBuf>::new(), "{all_at_once:?}");
-        fs::remove_dir_all(&torn).unwrap();
+        let said = made(&parts, &["--part", "1/2"], 0);
+        assert!(said.contains("complete already"), "{said}");
+        assert_eq!(levels(&parts), levels(&once), "{moved}");
     }
 }
 
@@ -481,7 +577,14 @@ fn ctrl_c_keeps_what_is_whole() {
             let _ = fs::remove_dir_all(&stopped);
             level_0(&stopped, &shapes);
             let mut child = pyramid(&stopped, &options).spawn().unwrap();
-            while files(&stopped.join("1/c")).len() < 3 && child.try_wait().unwrap().is_none() {
+            let stored = || {
+                let level = match made_apart(&stopped) {
+                    Some(made) => made.join("1/c"),
+                    None => stopped.join("1/c"),
+                };
+                files(&level).len()
+            };
+            while stored() < 3 && child.try_wait().unwrap().is_none() {
                 sleep(Duration::from_micros(200));
             }
             if child.try_wait().unwrap().is_none() {
@@ -493,8 +596,8 @@ fn ctrl_c_keeps_what_is_whole() {
         let said = said.expect("it was too fast five times");
         assert!(said.contains("run the same command again"), "{said}");
         assert!(said.contains("are not complete"), "{said}");
-        let found = values(&stopped.join("1"));
         if !options.contains(&"--part") {
+            let found = values(&stopped.join("1"));
             assert!(!found.is_empty() && found.len() < 400 * 64);
             assert_eq!(found, values(&once.join("1"))[..found.len()]);
         }
@@ -519,10 +622,12 @@ fn level_0_has_changed() {
     level_0(&grown, &SMALL);
     made(&grown, &[], 0);
     assert_eq!(contents(&grown), contents(&once));
-    // Parts make everything again, and without them it is made once more.
-    level_0(&grown, &short);
-    made(&grown, &["--start", "0"], 0);
-    level_0(&grown, &SMALL);
+    // Parts replace nothing, and without them everything is made once more.
+    let said = made(&grown, &["--part", "1/1"], 1);
+    assert!(said.contains("is there already"), "{said}");
+    for level in ["1", "2"] {
+        fs::remove_dir_all(grown.join(level)).unwrap();
+    }
     made(&grown, &["--part", "1/1"], 0);
     assert_eq!(values(&grown.join("1")), values(&once.join("1")));
     made(&grown, &[], 0);
@@ -701,7 +806,16 @@ fn a_report_as_json() {
     // Behind the last border of a shard, once more.
     assert_eq!(again["made"]["levels"][0]["first_slice"], 4);
     assert_eq!(again["levels"][1]["slices_before"], 7);
+    level_0(image, &SMALL);
+    for level in ["1", "2"] {
+        fs::remove_dir_all(image.join(level)).unwrap();
+    }
     let part = run(&["--part", "1/2"]);
+    assert_eq!(
+        (&part["state"], &part["missing"]),
+        (&json!("made"), &json!([2]))
+    );
+    assert_eq!(run(&["--part", "1/2"])["state"], "was_made");
     assert_eq!(
         (&part["part"], &part["made"]["blocks"]),
         (&json!("1/2"), &json!(1))

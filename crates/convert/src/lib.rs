@@ -101,5 +101,7 @@ pub use self::reencode::{
 };
 pub use self::reshard::{Layout, Reshard, Resharded};
 pub use self::shapes::Wishes;
+#[doc(hidden)]
+pub use self::shared_run::{Apart, PartApart, RunApart, is_in_parts, must_not_be_in_parts};
 pub use self::shared_run::{MissingPart, Part, RunStatus, status};
 pub use self::watcher::{Event, Unit, Watcher};

@@ -158,6 +158,7 @@ impl<'a> Whole<'a> {
                 .map(|plan| plan.chunks.counts().stored)
                 .collect(),
             left_out: left_out(&members, &plans),
+            made_apart: None,
         };
         Ok(Self {
             output: &settings.output,

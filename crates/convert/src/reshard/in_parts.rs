@@ -110,6 +110,7 @@ impl<'a> Whole<'a> {
             }],
             chunks: vec![Some(prepared.stored.len() as u64)],
             left_out: Vec::new(),
+            made_apart: None,
         };
         Ok(Self {
             settings,

@@ -24,7 +24,8 @@
 //! create the mark of the part, with the number of its shards and a hash of their places and sizes
 //! get the marks of all parts: one is missing, and there is no record of a complete run: end
 //! list the shards: a part has other shards than its mark says: delete the mark, end
-//! create the metadata of arrays, of inner groups, and of the root; look at the plan before each
+//! create the metadata of arrays, of inner groups, and of the root; look at the plan before each. (An output beside
+//! what readers see already is made apart, and moved to its place here: `apart.rs`.)
 //! create the record of the complete run
 //! tidy: delete the plan, and the marks
 //! ```
@@ -32,6 +33,7 @@
 //! A process may be killed between two steps, and may do a part that another process does or has done. Each step
 //! creates a value that all processes create equally, or deletes a value that nobody needs.
 
+mod apart;
 mod create;
 mod division;
 mod made;
@@ -49,9 +51,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use zarrs::storage::{Bytes, StorageError, StoreKey};
 
+pub use self::apart::{Apart, PartApart, RunApart, is_in_parts, must_not_be_in_parts};
 pub(crate) use self::create::{Creating, CreatingStore};
 pub(crate) use self::division::starts;
 pub(crate) use self::made::{Made, found};
+use self::plan::MadeApart;
 pub(crate) use self::plan::{PartStart, PlannedNode, RunPlan, Wanted};
 pub use self::status::{MissingPart, RunStatus, status};
 use self::watch::Look;
@@ -221,7 +225,7 @@ impl SharedRun {
         Ok(Self {
             place: place.clone(),
             plan,
-            name: format!("{:016x}", hash([&*bytes])),
+            name: name_of(&bytes),
             watch: Arc::new(PlanWatch::new(place, creating.store(), bytes)),
             creating,
         })
@@ -383,6 +387,12 @@ impl SharedRun {
             ))
             .with_remedy("move them away, and run `zarrs-cuda status OUT --finish`"))
         };
+        if let Some(apart) = &self.plan.made_apart {
+            if !self.goes_on()? {
+                return Ok(Vec::new());
+            }
+            apart.publish(&self.place, &self.name)?;
+        }
         for PlannedNode { path, metadata } in &self.plan.nodes {
             // This process may have been away: another one has completed the run, or another run has begun.
             if !self.goes_on()? {
@@ -406,6 +416,11 @@ impl SharedRun {
     }
 }
 
+/// Returns the name of the plan with these bytes, which other plans do not have.
+fn name_of(bytes: &[u8]) -> String {
+    format!("{:016x}", hash([bytes]))
+}
+
 fn metadata_key(path: &str) -> Result<StoreKey, StorageError> {
     let key = match path {
         "" => "zarr.json".to_owned(),
@@ -416,6 +431,9 @@ fn metadata_key(path: &str) -> Result<StoreKey, StorageError> {
 
 /// Checks that readers see the output of a run that is recorded as complete.
 fn must_be_shown(place: &Place, store: &Store, plan: &RunPlan) -> Result<(), Failure> {
+    if let Some(apart) = &plan.made_apart {
+        return apart.must_be_shown(place);
+    }
     let Some(root) = plan.nodes.last() else {
         return Ok(());
     };
@@ -479,6 +497,10 @@ fn stored(
 fn tidy(place: &Place, store: &Store, plan: &RunPlan, bytes: &[u8]) -> Vec<String> {
     // The plan goes first: a process that looks at it stops.
     let erased = erase_plan(store, bytes).and_then(|()| erase_marks(store, plan, bytes));
+    let erased = erased.and_then(|()| match plan.made_apart {
+        Some(_) => Ok(MadeApart::tidy(place, &name_of(bytes))?),
+        None => Ok(()),
+    });
     let mut notes = Vec::new();
     if let Err(error) = erased {
         notes.push(format!("note: {RUN} in {place} is left: {error}"));
@@ -503,7 +525,7 @@ fn erase_plan(store: &Store, bytes: &[u8]) -> Result<(), StorageError> {
 
 /// Deletes the marks of the run whose plan has these bytes.
 fn erase_marks(store: &Store, plan: &RunPlan, bytes: &[u8]) -> Result<(), StorageError> {
-    let name = format!("{:016x}", hash([bytes]));
+    let name = name_of(bytes);
     let mut marks = (0..plan.parts.get()).map(|part| mark_key(&name, part));
     marks.try_for_each(|key| store.erase(&key?))
 }

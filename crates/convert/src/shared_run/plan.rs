@@ -43,8 +43,24 @@ pub(crate) struct RunPlan {
     chunks: Vec<Option<u64>>,
     /// The paths of arrays and groups that are left out, because they cannot be re-encoded.
     pub(crate) left_out: Vec<String>,
-    /// The first shard of each part. A part ends where the next one begins.
+    /// The first shard of each part. A part ends where the next one begins. There is none if parts are no ranges of
+    /// shards.
     pub(crate) starts: Vec<PartStart>,
+    /// The output that moves to its place at the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) made_apart: Option<MadeApart>,
+}
+
+/// The directories that move to the output at the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MadeApart {
+    /// The paths of the directories relative to the output, in the order in which they move. The `zarr.json` of the
+    /// output, a group, comes after them.
+    pub(super) paths: Vec<String>,
+    /// The path of the input.
+    pub(super) input: String,
+    /// The text of the `zarr.json` when the run was planned. It is replaced by the new text.
+    pub(super) group: Option<String>,
 }
 
 /// An array or a group of the output.
@@ -84,6 +100,7 @@ pub(crate) struct Wanted {
     pub(crate) nodes: Vec<PlannedNode>,
     pub(crate) chunks: Vec<Option<u64>>,
     pub(crate) left_out: Vec<String>,
+    pub(crate) made_apart: Option<MadeApart>,
 }
 
 /// Numbers as text.
@@ -117,6 +134,7 @@ impl RunPlan {
             chunks: wanted.chunks.clone(),
             left_out: wanted.left_out.clone(),
             starts,
+            made_apart: wanted.made_apart.clone(),
         }
     }
 
@@ -145,7 +163,8 @@ impl RunPlan {
             ));
         }
         let plan: Self = serde_json::from_value(value).map_err(not_understood)?;
-        if plan.starts.len() as u64 != plan.parts.get() || !plan.starts.is_sorted() {
+        let has_ranges = plan.made_apart.is_none();
+        if has_ranges && plan.starts.len() as u64 != plan.parts.get() || !plan.starts.is_sorted() {
             return Err(Failure::failed(format!(
                 "the plan {shown} has {} beginnings for {} parts, or not in their order",
                 plan.starts.len(),

@@ -37,8 +37,8 @@ pub struct RunStatus {
 pub struct MissingPart {
     /// The number of the part, which counts from 1.
     pub part: u64,
-    /// The number of its shards that are stored.
-    pub shards: u64,
+    /// The number of its shards that are stored; `None` if the shards of a part are not known.
+    pub shards: Option<u64>,
     /// The seconds since the newest of these shards was stored; `None` if there is none.
     pub seconds_since_newest: Option<u64>,
 }
@@ -107,6 +107,7 @@ fn of_parts(
     let now = SystemTime::now();
     let parts = missing.iter().map(|&part| {
         let (shards, newest) = found.get(&part).copied().unwrap_or_default();
+        let shards = plan.made_apart.is_none().then_some(shards);
         let age = newest.map(|time| now.duration_since(time).unwrap_or(Duration::ZERO));
         MissingPart {
             part: part + 1,
