@@ -1,10 +1,14 @@
 //! `zarrs-cuda reencode`: re-encodes any Zarr v2 or v3 array as a sharded v3 array.
 
+use std::str::FromStr;
+
 use clap::ValueEnum;
 use zarrs::array::codec::ShardingIndexLocation;
-use zarrs_cuda_convert::{Failure, Part, Place, Reencode, Report, Shared, SubchunkCodec};
+use zarrs_cuda_convert::{
+    Failure, Part, Pattern, Place, Reencode, Report, ShapesFor, Shared, SubchunkCodec,
+};
 
-use crate::arguments::CODECS;
+use crate::arguments::{CODECS, Shape};
 use crate::common::Common;
 use crate::outcome::Outcome;
 use crate::reports::{
@@ -38,6 +42,24 @@ pub(crate) struct Args {
     /// Re-encode every array of the group IN; shapes are for arrays of as many dimensions
     #[arg(long)]
     recursive: bool,
+    /// With --recursive: only arrays whose path matches, as temperature or surface/*; `*` is any characters but
+    /// `/`, and `**` any. It may be given several times
+    #[arg(long, value_name = "PATTERN", requires = "recursive")]
+    include: Vec<Pattern>,
+    /// With --recursive: the shape of shards, and of subchunks, of arrays whose path matches, as
+    /// 't2m=256,320,320/64,32,32'. Of several, the first that matches counts
+    #[arg(
+        long = "shape-for",
+        value_name = "PATTERN=A,B,…[/A,B,…]",
+        requires = "recursive"
+    )]
+    shapes_for: Vec<ShapeFor>,
+    /// Make subchunks of the shape of IN's chunks, or of its subchunks if IN has shards
+    #[arg(long, conflicts_with = "subchunk")]
+    keep_chunks: bool,
+    /// With --recursive: consolidate the metadata of OUT also if IN has no consolidated metadata
+    #[arg(long, requires = "recursive")]
+    consolidate_metadata: bool,
     /// With --recursive: leave out arrays that cannot be done, and do the others
     #[arg(long, requires = "recursive", conflicts_with = "overwrite")]
     keep_going: bool,
@@ -72,6 +94,32 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
+/// The shapes for arrays whose paths match a pattern, as an argument: `PATTERN=A,B` or `PATTERN=A,B/A,B`.
+#[derive(Clone, Debug)]
+struct ShapeFor(ShapesFor);
+
+impl FromStr for ShapeFor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (pattern, shapes) = text.rsplit_once('=').ok_or_else(|| {
+            "it is a pattern and shapes, as t2m=256,320,320 or t2m=256,320,320/64,32,32".to_owned()
+        })?;
+        let (shard, subchunk) = match shapes.split_once('/') {
+            Some((shard, subchunk)) => (shard, Some(subchunk)),
+            None => (shapes, None),
+        };
+        let shape = |text: &str| text.parse().map(|Shape(shape)| shape);
+        Ok(Self(ShapesFor {
+            pattern: pattern
+                .parse()
+                .map_err(|failure: Failure| failure.to_string())?,
+            shard: shape(shard)?,
+            subchunk: subchunk.map(shape).transpose()?,
+        }))
+    }
+}
+
 /// The end of a shard at which its index lies, as an argument.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum IndexLocation {
@@ -102,6 +150,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _listening = stop::wait_for_me(); // Ctrl-C also stops the planning
     let mut reencode = Reencode::new(args.input.clone(), args.output.clone());
     reencode.shapes = args.shapes.wishes();
+    reencode.shapes.keep_chunks = args.keep_chunks;
+    reencode.shapes.for_paths = args.shapes_for.iter().map(|one| one.0.clone()).collect();
+    reencode.include.clone_from(&args.include);
+    reencode.consolidate_metadata = args.consolidate_metadata;
     reencode.codec = args.codec.clone();
     reencode.index = args.index.into();
     reencode.recursive = args.recursive;

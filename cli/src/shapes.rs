@@ -30,6 +30,7 @@ impl ShapeArgs {
             subchunk,
             shard_size: self.shard_size.bytes() as u64,
             subchunk_size: self.subchunk_size.bytes() as u64,
+            ..Wishes::default()
         }
     }
 }

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 import zarrs_cuda
 from zarrs_cuda import _convert
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VALUES = np.arange(4096, dtype="uint16").reshape(64, 64)
 
@@ -116,3 +117,77 @@ def test_tasks_of_which_a_worker_is_killed(
         check(tmp_path / "new")
         with pytest.raises(ValueError, match="leave out `part`"):
             zarrs_cuda.reencode(old, tmp_path / "new", client=client, part=(1, 2))
+        shards = {"shard": (16, 64), "client": client, "parts": 3, "threads": 1}
+        assert zarrs_cuda.reshard(tmp_path / "new/a", tmp_path / "moved", **shards)["status"]["is_complete"]
+        np.testing.assert_array_equal(zarr.open_array(tmp_path / "moved", mode="r")[...], VALUES)
+
+
+def test_a_cluster_of_which_a_worker_is_killed(old: Path, tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples/many_machines/dask_cluster.py"
+    arguments = ["shard=[32,32]", "subchunk=[8,8]"]
+    command = [sys.executable, str(example), str(old), str(tmp_path / "new"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    killed, status = done.stdout.splitlines()
+    assert killed.startswith("killed the worker")
+    assert json.loads(status)["is_complete"]
+    check(tmp_path / "new")
+
+
+def test_of_a_group(old: Path, tmp_path: Path) -> None:
+    shapes: dict[str, Any] = {
+        "recursive": True,
+        "include": ["deep/*"],
+        "shape_for": {"**/b": ((32, 64), (16, 16)), "*": (32, 32)},
+        "consolidate_metadata": True,
+    }
+    with pytest.raises(ValueError, match=r"--shape-for \* is the path of no array"):
+        zarrs_cuda.reencode(old, tmp_path / "new", **shapes)
+    del shapes["shape_for"]["*"]
+    dry = zarrs_cuda.reencode(old, tmp_path / "new", **shapes, dry_run=True, parts=2)
+    assert [part["work"]["shards"] for part in dry["parts"]] == [1, 1]
+    assert not (tmp_path / "new").exists()
+    zarrs_cuda.reencode(old, tmp_path / "new", **shapes)
+    group = zarr.open_consolidated(tmp_path / "new")
+    assert [name for name, _ in group.members(max_depth=None)] == ["deep", "deep/b"]
+    array = group["deep/b"]
+    assert isinstance(array, zarr.Array)
+    assert (array.shards, array.chunks) == ((32, 64), (16, 16))
+    zarrs_cuda.reencode(old, tmp_path / "kept", recursive=True, keep_chunks=True)
+    kept = zarr.open_array(tmp_path / "kept/a", mode="r")
+    assert kept.chunks == (8, 8)
+    np.testing.assert_array_equal(kept[...], VALUES)
+
+
+def test_reshard(old: Path, tmp_path: Path) -> None:
+    zarrs_cuda.reencode(old, tmp_path / "new", **LIKE)
+    for number in (2, 1):
+        report = zarrs_cuda.reshard(tmp_path / "new/a", tmp_path / "moved", shard=(16, 64), part=(number, 2))
+    assert report["state"] == "completed"
+    array = zarr.open_array(tmp_path / "moved", mode="r")
+    assert array.shards == (16, 64)
+    np.testing.assert_array_equal(array[...], VALUES)
+    report = zarrs_cuda.reshard(tmp_path / "moved", tmp_path / "chunks", chunks=True)
+    assert report["output"]["kind"] == "chunk"
+    with pytest.raises(ValueError, match="--shard"):
+        zarrs_cuda.reshard(tmp_path / "moved", tmp_path / "other")
+
+
+def test_pyramid(old: Path, tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        zarr.create_group(tmp_path / name)
+        zarrs_cuda.reencode(old / "a", tmp_path / name / "0", shard=(32, 32), subchunk=(8, 8))
+    axes = [{"name": "y", "unit": "micrometer", "scale": 0.5}, {"name": "x", "factor": 2}]
+    dry = zarrs_cuda.pyramid(tmp_path / "parts", levels=3, axes=axes, dry_run=True)
+    assert [level["shape"] for level in dry["levels"]] == [[64, 64], [32, 32], [16, 16]]
+    zarrs_cuda.pyramid(tmp_path / "whole", levels=3, axes=axes, reduction="maximum")
+    for number in (2, 1):
+        assert not (tmp_path / "parts/1").exists()
+        report = zarrs_cuda.pyramid(
+            tmp_path / "parts/0", levels=3, axes=axes, reduction="maximum", part=(number, 2)
+        )
+    assert report["state"] == "completed"
+    for level in (1, 2):
+        whole, parts = (zarr.open_array(tmp_path / name / str(level), mode="r") for name in ("whole", "parts"))
+        np.testing.assert_array_equal(whole[...], parts[...])
+    assert parts[-1, -1] == VALUES.max()

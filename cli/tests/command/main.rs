@@ -16,6 +16,7 @@ mod chunks;
 #[cfg(feature = "remote")]
 mod chunks_remote;
 mod consolidated;
+mod datasets;
 mod docs;
 mod doctor;
 mod errors;

@@ -80,6 +80,7 @@ pub mod grid;
 pub mod open;
 #[doc(hidden)]
 pub mod parts;
+mod pattern;
 #[doc(hidden)]
 pub mod replace;
 #[doc(hidden)]
@@ -95,12 +96,13 @@ pub use self::chunks::ChunkCounts;
 pub use self::codec::SubchunkCodec;
 pub use self::failure::{Failure, FailureKind};
 pub use self::open::Place;
+pub use self::pattern::Pattern;
 pub use self::reencode::{
     ArrayReport, ArrayWork, Copied, DryRun, GroupReport, PartReport, PartState, PartWork, Reencode,
     Report, Shared, Work, WrittenGroup,
 };
 pub use self::reshard::{Layout, Reshard, Resharded};
-pub use self::shapes::Wishes;
+pub use self::shapes::{ShapesFor, Wishes};
 #[doc(hidden)]
 pub use self::shared_run::{Apart, PartApart, RunApart, is_in_parts, must_not_be_in_parts};
 pub use self::shared_run::{MissingPart, Part, RunStatus, status};

@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 
 use crate::failure::Failure;
+use crate::pattern::Pattern;
 
 /// The shapes that the user wants for shards and subchunks, and the sizes for shapes that the program
 /// chooses.
@@ -16,6 +17,21 @@ pub struct Wishes {
     pub shard_size: u64,
     /// The size of a decoded subchunk in bytes, if the program chooses its shape.
     pub subchunk_size: u64,
+    /// Whether subchunks have the shape of the chunks that are read, or of the subchunks if those are shards.
+    pub keep_chunks: bool,
+    /// The shapes for arrays of a group. The first whose pattern matches the path of an array counts.
+    pub for_paths: Vec<ShapesFor>,
+}
+
+/// The shapes for arrays whose paths match a pattern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShapesFor {
+    /// The paths of the arrays.
+    pub pattern: Pattern,
+    /// The shape of a shard in elements.
+    pub shard: Vec<NonZeroU64>,
+    /// The shape of a subchunk in elements; `None` to choose one.
+    pub subchunk: Option<Vec<NonZeroU64>>,
 }
 
 impl Default for Wishes {
@@ -26,11 +42,24 @@ impl Default for Wishes {
             subchunk: None,
             shard_size: 128 << 20,
             subchunk_size: 128 << 10,
+            keep_chunks: false,
+            for_paths: Vec::new(),
         }
     }
 }
 
 impl Wishes {
+    /// Returns the wishes for the array at `path` of a group, and the pattern that names the array, if one does.
+    pub(crate) fn at(&self, path: &str) -> (Self, Option<&Pattern>) {
+        let mut wishes = self.clone();
+        let found = self.for_paths.iter().find(|one| one.pattern.matches(path));
+        if let Some(found) = found {
+            wishes.shard = Some(found.shard.clone());
+            wishes.subchunk.clone_from(&found.subchunk);
+        }
+        (wishes, found.map(|found| &found.pattern))
+    }
+
     /// Returns the shapes of a shard and of a subchunk, for an array of the shape `array` whose elements have
     /// `element` bytes. If a wanted shape has another number of dimensions, it calls `other_rank` with the
     /// name of the option and that number.
@@ -52,6 +81,12 @@ impl Wishes {
         let [shard_bytes, subchunk_bytes] = [self.shard_size, self.subchunk_size];
         let subchunk = match (subchunk, &shard) {
             (Some(subchunk), _) => subchunk,
+            (None, _)
+                if self.keep_chunks
+                    && let Written::Chunks(chunk) = written =>
+            {
+                chunk.iter().map(|edge| (*edge).max(1)).collect()
+            }
             (None, None) => near_cubic(array, subchunk_bytes / element),
             (None, Some(shard)) => near_cubic(shard, subchunk_bytes / element)
                 .iter()
@@ -92,8 +127,12 @@ pub enum Written<'a> {
 }
 
 /// Returns a shape of about `elements` elements that is nearly cubic in the last three dimensions. Earlier
-/// dimensions, often time and channels, have the extent 1. If a dimension is short, the others become longer.
+/// dimensions, often time and channels, have the extent 1. If a dimension is short, the others become longer. An array
+/// that has no more elements, such as a coordinate, is one subchunk.
 pub fn near_cubic(array: &[u64], mut elements: u64) -> Vec<u64> {
+    if volume(array) <= elements {
+        return array.iter().map(|edge| (*edge).max(1)).collect();
+    }
     let mut subchunk = vec![1; array.len()];
     let (outer, mut inner): (Vec<_>, Vec<_>) = (0..array.len()).partition(|d| d + 3 < array.len());
     inner.sort_by_key(|&d| array[d]);

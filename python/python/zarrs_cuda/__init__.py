@@ -15,7 +15,7 @@ from importlib.metadata import version
 from zarr.registry import register_pipeline
 
 from zarrs_cuda import _settings
-from zarrs_cuda._convert import reencode
+from zarrs_cuda._convert import pyramid, reencode, reshard
 from zarrs_cuda._devices import configure
 from zarrs_cuda._doctor import doctor, metrics
 from zarrs_cuda._errors import (
@@ -74,7 +74,9 @@ __all__ = [
     "explain",
     "inspect",
     "metrics",
+    "pyramid",
     "recover",
     "reencode",
+    "reshard",
     "write_lower_levels",
 ]

@@ -1,4 +1,4 @@
-"""Re-encode arrays and groups as sharded arrays: here, in parts, or as tasks of ``dask.distributed``."""
+"""Conversions by the command of this package: here, in parts, or as tasks of ``dask.distributed``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,11 +28,16 @@ def reencode(
     shard_size: str | int | None = None,
     subchunk_size: str | int | None = None,
     codec: str | None = None,
+    keep_chunks: bool = False,
+    shape_for: Mapping[str, Sequence[int] | tuple[Sequence[int], Sequence[int]]] | None = None,
+    include: Sequence[str] = (),
+    consolidate_metadata: bool = False,
     keep_going: bool = False,
     allow_empty: bool = False,
     verify: bool = False,
     overwrite: bool = False,
     resume: bool = False,
+    dry_run: bool = False,
     threads: int | None = None,
     memory: str | int | None = None,
     part: tuple[int, int] | None = None,
@@ -57,6 +63,16 @@ def reencode(
         About how large they are, decoded, as ``"128MiB"`` or a number of bytes.
     codec
         The codec of subchunks, as ``"zstd:3"``.
+    keep_chunks
+        Whether subchunks have the shape of the chunks of ``source``, or of its subchunks if it has shards.
+    shape_for
+        Shapes for arrays of a group: ``{"t2m": (256, 320, 320)}`` of shards, or of shards and subchunks:
+        ``{"surface/*": ((256, 320, 320), (64, 32, 32))}``. In a pattern, ``*`` is any characters but ``/``,
+        and ``**`` any. The first that matches counts.
+    include
+        Patterns of the arrays of a group to re-encode, with the groups that they are in; by default all.
+    consolidate_metadata
+        Whether a group gets consolidated metadata also if ``source`` has none.
     keep_going
         Whether arrays that cannot be re-encoded are left out, with ``recursive``.
     allow_empty
@@ -67,6 +83,9 @@ def reencode(
         Whether arrays at ``destination`` are replaced. Not with ``part``.
     resume
         Whether an interrupted run goes on. Parts always do.
+    dry_run
+        Whether only the work is reported: the arrays, and their shards, bytes, reads and memory; of each part
+        with ``parts``.
     threads, memory
         The number of threads, and the memory for buffers, as ``"4GiB"``, of each process.
     part
@@ -75,7 +94,8 @@ def reencode(
     client
         Makes all parts as tasks of this client. A task whose worker dies is done again by another worker.
     parts
-        The number of parts with ``client``; by default the number of workers.
+        The number of parts with ``client`` or ``dry_run``; with a ``client``, by default the number of its
+        workers.
     retries
         How often a task that fails is tried again.
     resources
@@ -99,59 +119,226 @@ def reencode(
     >>> zarrs_cuda.reencode("old.zarr", "fast.zarr", recursive=True)  # doctest: +SKIP
     """
     words = ["reencode", os.fspath(source), os.fspath(destination)]
-    for name, value in {
-        "shard": _shape(shard),
-        "subchunk": _shape(subchunk),
-        "shard-size": shard_size,
-        "subchunk-size": subchunk_size,
-        "codec": codec,
-        "threads": threads,
-        "memory": memory,
-    }.items():
-        if value is not None:
-            words += [f"--{name}", str(value)]
-    switches = {
-        "recursive": recursive,
-        "keep-going": keep_going,
-        "allow-empty": allow_empty,
-        "verify": verify,
-        "resume": resume,
-    }
-    words += [f"--{name}" for name, value in switches.items() if value]
-    if client is None:
-        if parts is not None:
-            raise ValueError("`parts` is the number of tasks of a `client`; one part is `part=(3, 16)`")
-        if part is not None:
-            number, of = part
-            words += ["--part", f"{number}/{of}"]
-        return run([*words, "--overwrite"] if overwrite else words)
-    if part is not None:
-        raise ValueError("a `client` makes all parts: leave out `part`, or `client`")
-    return _by_tasks(client, words, parts, overwrite, retries, resources)
+    words += _options(
+        shard=_shape(shard),
+        subchunk=_shape(subchunk),
+        shard_size=shard_size,
+        subchunk_size=subchunk_size,
+        codec=codec,
+        keep_chunks=keep_chunks,
+        recursive=recursive,
+        consolidate_metadata=consolidate_metadata,
+        keep_going=keep_going,
+        allow_empty=allow_empty,
+        verify=verify,
+        resume=resume,
+        dry_run=dry_run,
+        threads=threads,
+        memory=memory,
+    )
+    words += [f"--include={pattern}" for pattern in include]
+    words += [f"--shape-for={pattern}={_shapes(shapes)}" for pattern, shapes in (shape_for or {}).items()]
+    tasks = _Tasks(client, part, parts, retries, resources)
+    return tasks.run(words, destination, overwrite=overwrite, is_dry=dry_run)
 
 
-def _by_tasks(
-    client: Client,
-    words: list[str],
-    parts: int | None,
-    overwrite: bool,
-    retries: int,
-    resources: Mapping[str, float] | None,
+def reshard(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    shard: Sequence[int] | None = None,
+    chunks: bool = False,
+    index: str | None = None,
+    threads: int | None = None,
+    memory: str | int | None = None,
+    part: tuple[int, int] | None = None,
+    client: Client | None = None,
+    parts: int | None = None,
+    retries: int = 3,
+    resources: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    from distributed import as_completed
+    """Move the encoded subchunks of an array of Zarr v3 into other shards, without decoding them.
 
-    if parts is None:
-        parts = max(len(client.scheduler_info(n_workers=-1)["workers"]), 1)
-    # The plan is made first: mistakes are found here, and not by all tasks.
-    run([*words, "--prepare", str(parts), *(["--overwrite"] if overwrite else [])])
-    commands = [[*words, "--part", f"{number}/{parts}"] for number in range(1, parts + 1)]
-    tasks = client.map(run, commands, pure=False, retries=retries, resources=dict(resources or {}))
+    Parameters
+    ----------
+    source, destination
+        Directories.
+    shard
+        The shape of the new shards in elements, a whole multiple of a subchunk.
+    chunks
+        Whether the new array has no shards: each subchunk becomes a chunk. Not in parts.
+    index
+        Where a shard keeps its index: ``"start"`` or ``"end"``; by default as in ``source``.
+    threads, memory, part, client, parts, retries, resources
+        As for :func:`reencode`.
+
+    Returns
+    -------
+    dict
+        The report of the command: see ``zarrs-cuda reshard --json``. With ``client``, the report of
+        ``zarrs-cuda status``.
+
+    Raises
+    ------
+    ValueError
+        If the arguments make no sense together.
+    RuntimeError
+        If something cannot be done. The message says what to do.
+
+    Examples
+    --------
+    >>> zarrs_cuda.reshard("chunks.zarr", "shards.zarr", shard=(256, 256, 256))  # doctest: +SKIP
+    """
+    words = ["reshard", os.fspath(source), os.fspath(destination)]
+    words += _options(shard=_shape(shard), chunks=chunks, index=index, threads=threads, memory=memory)
+    return _Tasks(client, part, parts, retries, resources).run(words, destination)
+
+
+def pyramid(
+    image: str | os.PathLike[str],
+    *,
+    levels: int | None = None,
+    reduction: str | None = None,
+    axes: Sequence[Mapping[str, Any]] = (),
+    name: str | None = None,
+    start: int | None = None,
+    allow_empty: bool = False,
+    dry_run: bool = False,
+    threads: int | None = None,
+    memory: str | int | None = None,
+    part: tuple[int, int] | None = None,
+    client: Client | None = None,
+    parts: int | None = None,
+    retries: int = 3,
+    resources: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Make the smaller levels of an image whose level 0 is there, described by OME-Zarr 0.5.
+
+    :func:`write_lower_levels` does the same in this process. In parts, no reader sees a level before all parts
+    are made.
+
+    Parameters
+    ----------
+    image
+        The directory of level 0, or of the group that has it.
+    levels
+        How many levels there are, with level 0.
+    reduction
+        ``"mean"``, ``"minimum"``, ``"maximum"``, ``"median"``, ``"mode"`` or ``"decimate"``.
+    axes
+        The axes, as ``{"name": "y", "unit": "micrometer", "scale": 0.325, "factor": 2}``. What is not said is
+        as the image says, or usual for an axis of this name.
+    name
+        The name of the image.
+    start
+        The slice of level 0 from which on the levels are made again. Not in parts.
+    allow_empty
+        Whether levels are made of a level 0 without stored shards.
+    dry_run
+        Whether only the levels and the memory are reported.
+    threads, memory, part, client, parts, retries, resources
+        As for :func:`reencode`.
+
+    Returns
+    -------
+    dict
+        The report of the command: see ``zarrs-cuda pyramid --json``. With ``client``, the report of
+        ``zarrs-cuda status``.
+
+    Raises
+    ------
+    ValueError
+        If the arguments make no sense together.
+    RuntimeError
+        If something cannot be done. The message says what to do.
+
+    Examples
+    --------
+    >>> zarrs_cuda.pyramid("image.zarr", levels=5)  # doctest: +SKIP
+    """
+    words = ["pyramid", os.fspath(image)]
+    words += _options(
+        levels=levels,
+        reduction=reduction,
+        name=name,
+        start=start,
+        allow_empty=allow_empty,
+        dry_run=dry_run,
+        threads=threads,
+        memory=memory,
+    )
+    for axis in axes:
+        known = {key: value for key, value in axis.items() if key != "name" and value is not None}
+        words.append("--axis=" + ",".join([str(axis["name"]), *(f"{key}={known[key]}" for key in known)]))
+    group = Path(image)
+    if _is_array(group):
+        group = group.absolute().parent
+    return _Tasks(client, part, parts, retries, resources).run(words, group, is_dry=dry_run)
+
+
+def _is_array(path: Path) -> bool:
     try:
-        for task in as_completed(tasks):  # type: ignore[no-untyped-call]
-            task.result()
-    finally:
-        client.cancel(tasks)  # type: ignore[no-untyped-call]
-    return run(["status", words[2], "--finish"])
+        is_array: bool = json.loads((path / "zarr.json").read_text())["node_type"] == "array"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # the command says why
+    return is_array
+
+
+def _options(**options: str | float | bool | None) -> list[str]:  # noqa: FBT001
+    """Return options of the command: switches that are true, and values that are given."""
+    words = []
+    for name, value in options.items():
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            words.append(f"{option}={value}")
+    return words
+
+
+class _Tasks(NamedTuple):
+    """The processes that do the work: this one's child, for all or for a part, or tasks of a client."""
+
+    client: Client | None
+    part: tuple[int, int] | None
+    parts: int | None
+    retries: int
+    resources: Mapping[str, float] | None
+
+    def run(
+        self, words: list[str], output: str | os.PathLike[str], *, overwrite: bool = False, is_dry: bool = False
+    ) -> dict[str, Any]:
+        overwrites = ["--overwrite"] if overwrite else []
+        if self.client is not None and self.part is not None:
+            raise ValueError("a `client` makes all parts: leave out `part`, or `client`")
+        if self.part is not None:
+            number, of = self.part
+            return run([*words, "--part", f"{number}/{of}", *overwrites])
+        if self.client is None and (self.parts is None or is_dry):
+            prepare = [] if self.parts is None else ["--prepare", str(self.parts)]
+            return run([*words, *prepare, *overwrites])
+        if self.client is None:
+            raise ValueError("`parts` is the number of tasks of a `client`; one part is `part=(3, 16)`")
+        parts = self.parts
+        if parts is None:
+            parts = max(len(self.client.scheduler_info(n_workers=-1)["workers"]), 1)
+        # The plan is made first: mistakes are found here, and not by all tasks.
+        planned = run([*words, "--prepare", str(parts), *overwrites])
+        if is_dry:
+            return planned
+        self._each(self.client, [[*words, "--part", f"{number}/{parts}"] for number in range(1, parts + 1)])
+        return run(["status", os.fspath(output), "--finish"])
+
+    def _each(self, client: Client, commands: list[list[str]]) -> None:
+        from distributed import as_completed
+
+        resources = dict(self.resources or {})
+        tasks = client.map(run, commands, pure=False, retries=self.retries, resources=resources)
+        try:
+            for task in as_completed(tasks):  # type: ignore[no-untyped-call]
+                task.result()
+        finally:
+            client.cancel(tasks)  # type: ignore[no-untyped-call]
 
 
 def run(words: list[str]) -> dict[str, Any]:
@@ -172,3 +359,10 @@ def run(words: list[str]) -> dict[str, Any]:
 
 def _shape(shape: Sequence[int] | None) -> str | None:
     return None if shape is None else ",".join(map(str, shape))
+
+
+def _shapes(shapes: Sequence[int] | tuple[Sequence[int], Sequence[int]]) -> str:
+    """Return the shape of a shard, or those of a shard and of a subchunk, as an argument."""
+    are_two = len(shapes) > 0 and hasattr(shapes[0], "__len__")
+    of_each = shapes if are_two else [shapes]
+    return "/".join(str(_shape(shape)) for shape in of_each)  # type: ignore[arg-type]

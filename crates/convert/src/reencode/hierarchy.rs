@@ -18,6 +18,7 @@ use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::names;
 use crate::open::{self, Kind, Place, Store, Stores, is_of_writer};
+use crate::pattern::Pattern;
 use crate::stored::ends_elsewhere;
 use crate::watcher::{Event, Watcher};
 use crate::words::counted;
@@ -33,7 +34,8 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
         members,
         left_out,
         metadata,
-    } = hierarchy(input, store, watcher)?;
+        paths: all_paths,
+    } = hierarchy(settings, store, watcher)?;
     let repairs = repairs_of_groups(&stores, &members);
     let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
     let evidence = Evidence::of_group(input, store, &paths)?;
@@ -41,7 +43,7 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
     let root = Target::new(output)?;
     let changes = root.check_group(settings.mode(), &run, &paths)?;
     let (plans, mut failed) = plans(settings, watcher, &members, changes.as_ref());
-    failed.extend(not_found(input, store, &members)?);
+    failed.extend(not_found(input, store, &all_paths)?);
     if watcher.is_stopping() {
         return Err(not_begun());
     }
@@ -104,20 +106,35 @@ pub(super) struct Hierarchy {
     left_out: Vec<String>,
     /// The metadata of the root.
     metadata: Vec<u8>,
+    /// The paths of all nodes of the input, included or not.
+    pub(super) paths: BTreeSet<String>,
 }
 
 /// Lists the nodes of `input`, and tells the watcher what is no part of the hierarchy.
 pub(super) fn hierarchy(
-    input: &Place,
+    settings: &Reencode,
     store: &Store,
     watcher: &dyn Watcher,
 ) -> Result<Hierarchy, Failure> {
+    let Reencode { input, .. } = settings;
     let say = |line: String| watcher.hear(Event::Line(&line));
     input.must_be_listed(
         "find the arrays of",
         "name one array, and leave out --recursive",
     )?;
-    let (members, left_out) = members(input, store)?;
+    let (mut members, left_out) = members(input, store)?;
+    let paths = members.iter().map(|member| member.path.clone()).collect();
+    if !settings.include.is_empty() {
+        say(include(settings, &mut members)?);
+    }
+    must_be_named(settings, &members)?;
+    if settings.consolidate_metadata
+        && let Some(Node::Group {
+            is_consolidated, ..
+        }) = members.first_mut().map(|root| &mut root.node)
+    {
+        *is_consolidated = true;
+    }
     left_out_note(input, &left_out).map(say);
     encoded_names(input, &members).into_iter().for_each(say);
     let Some(Node::Group { metadata, .. }) = members.first().map(|root| &root.node) else {
@@ -128,21 +145,73 @@ pub(super) fn hierarchy(
         metadata: metadata.clone(),
         members,
         left_out,
+        paths,
     })
+}
+
+/// Keeps the arrays of `members` that are to be included, and the groups that they are in. Returns a line for people.
+fn include(settings: &Reencode, members: &mut Vec<Member>) -> Result<String, Failure> {
+    let is_group = |member: &Member| matches!(member.node, Node::Group { .. });
+    let all = members.iter().filter(|member| !is_group(member)).count();
+    for pattern in &settings.include {
+        let mut arrays = members.iter().filter(|member| !is_group(member));
+        if !arrays.any(|array| pattern.matches(&array.path)) {
+            return Err(no_array(settings, "--include", pattern));
+        }
+    }
+    let is_included = |path: &str| settings.include.iter().any(|one| one.matches(path));
+    let included: BTreeSet<String> = members
+        .iter()
+        .filter(|member| !is_group(member) && is_included(&member.path))
+        .map(|member| member.path.clone())
+        .collect();
+    members.retain(|member| {
+        if !is_group(member) {
+            return included.contains(&member.path);
+        }
+        let prefix = prefix_of(&member.path);
+        member.path.is_empty() || included.iter().any(|path| path.starts_with(&*prefix))
+    });
+    Ok(format!(
+        "{} of {} included",
+        included.len(),
+        counted(all as u64, "array")
+    ))
+}
+
+/// Checks that each pattern of shapes is the path of an array.
+fn must_be_named(settings: &Reencode, members: &[Member]) -> Result<(), Failure> {
+    let is_array = |member: &&Member| !matches!(member.node, Node::Group { .. });
+    let names = |pattern: &Pattern| {
+        let mut arrays = members.iter().filter(is_array);
+        arrays.any(|array| pattern.matches(&array.path))
+    };
+    let mut patterns = settings.shapes.for_paths.iter().map(|one| &one.pattern);
+    match patterns.find(|pattern| !names(pattern)) {
+        Some(pattern) => Err(no_array(settings, "--shape-for", pattern)),
+        None => Ok(()),
+    }
+}
+
+fn no_array(settings: &Reencode, option: &str, pattern: &Pattern) -> Failure {
+    Failure::usage(format!(
+        "{option} {pattern} is the path of no array of {}",
+        settings.input
+    ))
+    .with_remedy("a path begins at the group; `*` is any characters but `/`, and `**` any")
 }
 
 /// Returns a failure for each node that cannot be listed, or that only the consolidated metadata have.
 pub(super) fn not_found(
     input: &Place,
     store: &Store,
-    members: &[Member],
+    paths: &BTreeSet<String>,
 ) -> Result<Vec<Failure>, Failure> {
     let mut failures = match input {
         Place::Directory(path) => unreadable(path)?,
         Place::Url(_) => Vec::new(),
     };
-    let paths = members.iter().map(|member| &*member.path).collect();
-    failures.extend(listed_alone(input, store, &paths)?);
+    failures.extend(listed_alone(input, store, paths)?);
     Ok(failures)
 }
 
@@ -174,12 +243,10 @@ fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure>
 fn listed_alone(
     input: &Place,
     store: &Store,
-    paths: &BTreeSet<&str>,
+    paths: &BTreeSet<String>,
 ) -> Result<Vec<Failure>, Failure> {
     let listed = consolidated::listed(input, store)?;
-    let alone = listed
-        .into_iter()
-        .filter(|path| !paths.contains(path.as_str()));
+    let alone = listed.into_iter().filter(|path| !paths.contains(path));
     let failures = alone.map(|path| {
         Failure::failed(format!(
             "the consolidated metadata of {input} list {path}, and there is no such node: readers such as \

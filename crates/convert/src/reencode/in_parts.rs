@@ -13,7 +13,7 @@ use super::copy::copy;
 use super::covered::Covered;
 use super::found::{self, prefix_of};
 use super::groups::{Member, Node, of_groups};
-use super::hierarchy::{hierarchy, not_found, plans};
+use super::hierarchy::{Hierarchy, hierarchy, not_found, plans};
 use super::report::{PartReport, PartState};
 use super::resume::Stored;
 use super::same_run::arguments_of_group;
@@ -131,9 +131,9 @@ impl<'a> Whole<'a> {
         must_be_few(parts)?;
         let store = open::store(input)?.store;
         let (members, plans, failed) = if settings.recursive {
-            let members = hierarchy(input, &store, watcher)?.members;
+            let Hierarchy { members, paths, .. } = hierarchy(settings, &store, watcher)?;
             let (plans, mut failed) = plans(settings, watcher, &members, None);
-            failed.extend(not_found(input, &store, &members)?);
+            failed.extend(not_found(input, &store, &paths)?);
             (members, plans, failed)
         } else {
             let array = Member {

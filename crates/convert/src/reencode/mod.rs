@@ -61,6 +61,7 @@ use crate::evidence::Evidence;
 use crate::extensions;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
+use crate::pattern::Pattern;
 use crate::shapes::{Wishes, volume};
 use crate::shared_run::Part;
 use crate::watcher::{Event, Watcher};
@@ -119,6 +120,10 @@ pub struct Reencode {
     pub index: ShardingIndexLocation,
     /// Whether `input` may be a group, each array of which is re-encoded.
     pub recursive: bool,
+    /// If `recursive`: the arrays to re-encode, with the groups that they are in; all if it is empty.
+    pub include: Vec<Pattern>,
+    /// If `recursive`: whether the group gets consolidated metadata also if `input` has none.
+    pub consolidate_metadata: bool,
     /// If `recursive`: whether arrays that cannot be re-encoded are left out, instead of failing the run.
     pub keep_going: bool,
     /// Whether the watcher is told the stages of shards.
@@ -154,6 +159,8 @@ impl Reencode {
             codec: SubchunkCodec::default(),
             index: ShardingIndexLocation::End,
             recursive: false,
+            include: Vec::new(),
+            consolidate_metadata: false,
             keep_going: false,
             explain: false,
             verify: false,
@@ -183,6 +190,18 @@ impl Reencode {
             return Err(Failure::usage(
                 "an interrupted run is gone on with or replaced: --resume excludes --overwrite",
             ));
+        }
+        if !self.recursive {
+            let of_groups = [
+                ("--include", !self.include.is_empty()),
+                ("--shape-for", !self.shapes.for_paths.is_empty()),
+                ("--consolidate-metadata", self.consolidate_metadata),
+            ];
+            if let Some((option, _)) = of_groups.iter().find(|(_, is_given)| *is_given) {
+                return Err(Failure::usage(format!(
+                    "{option} is for the arrays of a group: give --recursive, or leave it out"
+                )));
+            }
         }
         must_lie_apart(&self.input, &self.output)?;
         must_not_be_in_an_array(&self.output)?;

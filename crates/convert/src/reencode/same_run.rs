@@ -149,11 +149,28 @@ pub(super) fn arguments_of_group(settings: &Reencode) -> Map<String, Value> {
     let asked = [&shapes.shard, &shapes.subchunk]
         .map(|shape| json!(shape.as_ref().map(|shape| shape_text(shape))));
     let mut arguments = arguments(settings, asked);
-    for (option, size) in [
-        ("--shard-size", shapes.shard_size),
-        ("--subchunk-size", shapes.subchunk_size),
+    let include: Vec<_> = settings.include.iter().map(ToString::to_string).collect();
+    let for_paths = shapes.for_paths.iter().map(|one| {
+        let subchunk = one.subchunk.as_ref().map(|shape| shape_text(shape));
+        format!(
+            "{}={}/{}",
+            one.pattern,
+            shape_text(&one.shard),
+            subchunk.unwrap_or_default()
+        )
+    });
+    for (option, value) in [
+        ("--shard-size", json!(shapes.shard_size)),
+        ("--subchunk-size", json!(shapes.subchunk_size)),
+        ("--keep-chunks", json!(shapes.keep_chunks)),
+        ("--shape-for", json!(for_paths.collect::<Vec<_>>())),
+        ("--include", json!(include)),
+        (
+            "--consolidate-metadata",
+            json!(settings.consolidate_metadata),
+        ),
     ] {
-        arguments.insert(option.to_string(), size.into());
+        arguments.insert(option.to_string(), value);
     }
     arguments
 }

@@ -26,17 +26,20 @@ impl Shapes {
     pub(super) fn choose(job: &Job<'_>, input: &Array<Store>) -> Result<Self, Failure> {
         let array = input.shape().to_vec();
         let (input_chunk, element) = (unit(input), element_bytes(input));
+        let (wishes, pattern) = job.settings.shapes.at(&job.path);
         let other_rank = |option: &str, rank: usize| {
-            if job.settings.recursive {
-                return Ok(()); // the shape is for arrays with another number of dimensions
-            }
+            let option = match pattern {
+                Some(pattern) => format!("--shape-for {pattern}"),
+                None if job.settings.recursive => return Ok(()), // the shape is for other arrays
+                None => option.to_owned(),
+            };
             Err(Failure::usage(format!(
-                "{option} has {rank} dimensions, but the array has {}: {array:?}",
+                "{option} has {rank} dimensions, but {} has {}: {array:?}",
+                job.input,
                 array.len()
             )))
         };
         let written = Written::Chunks(&input_chunk);
-        let wishes = &job.settings.shapes;
         let (shard, subchunk) = wishes.chosen(&array, written, element, other_rank)?;
         let sizes = Sizes {
             shard: &edges(&shard),

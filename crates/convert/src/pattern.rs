@@ -1,0 +1,112 @@
+//! Patterns of paths of arrays, as `surface/*` and `**/t2m`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::failure::Failure;
+
+/// A pattern of the paths of arrays in a group: `*` is any characters but `/`, and `**` any characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// Returns whether the whole of `path`, which has no slash in front, is as the pattern says.
+    pub fn matches(&self, path: &str) -> bool {
+        matches(self.0.as_bytes(), path.as_bytes())
+    }
+}
+
+/// Compares by all positions in the pattern that a part of the path may have reached.
+fn matches(pattern: &[u8], path: &[u8]) -> bool {
+    // The set of positions in the pattern that the path so far may have reached.
+    let mut reached = vec![false; pattern.len() + 1];
+    reached[0] = true;
+    close(pattern, &mut reached);
+    for &byte in path {
+        let mut next = vec![false; pattern.len() + 1];
+        for at in (0..pattern.len()).filter(|&at| reached[at]) {
+            match pattern[at] {
+                b'*' if byte != b'/' || is_double(pattern, at) => next[at] = true,
+                b'*' => {}
+                same if same == byte => next[at + 1] = true,
+                _ => {}
+            }
+        }
+        close(pattern, &mut next);
+        reached = next;
+    }
+    reached[pattern.len()]
+}
+
+/// Returns whether the star at `at` is one of two.
+fn is_double(pattern: &[u8], at: usize) -> bool {
+    pattern.get(at + 1) == Some(&b'*')
+        || at.checked_sub(1).map(|before| pattern[before]) == Some(b'*')
+}
+
+/// Adds the positions that are reached without a character: behind a star.
+fn close(pattern: &[u8], reached: &mut [bool]) {
+    for at in 0..pattern.len() {
+        if reached[at] && pattern[at] == b'*' {
+            reached[at + 1] = true;
+        }
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = Failure;
+
+    fn from_str(text: &str) -> Result<Self, Failure> {
+        let text = text.trim_start_matches('/');
+        if text.is_empty() {
+            return Err(Failure::usage(
+                "an empty pattern is the path of no array: write `**` for all",
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Pattern;
+
+    #[test]
+    fn stars_are_wildcards() {
+        for (pattern, matching, others) in [
+            ("t2m", &["t2m"][..], &["t2", "t2mm", "a/t2m", ""][..]),
+            ("/t2m", &["t2m"], &["a/t2m"]),
+            ("*", &["t2m", "x"], &["a/t2m"]),
+            ("**", &["t2m", "a/b/c"], &[]),
+            ("**/t2m", &["a/t2m", "a/b/t2m"], &["t2m", "a/t2", "a/t2m/x"]),
+            ("**t2m", &["t2m", "a/t2m"], &["a/t2m/x"]),
+            ("*/*", &["a/b"], &["a", "a/b/c"]),
+            (
+                "a*c*e",
+                &["ace", "abcde", "acce", "acece"],
+                &["abcd", "ac/e", "abe"],
+            ),
+            ("a**e", &["ae", "a/b/e"], &["a/b/f", "be"]),
+            ("?.[x]", &["?.[x]"], &["a.[x]", "?.x"]),
+        ] {
+            let pattern: Pattern = pattern.parse().unwrap();
+            for path in matching {
+                assert!(pattern.matches(path), "{pattern} {path}");
+            }
+            for path in others {
+                assert!(!pattern.matches(path), "{pattern} {path}");
+            }
+        }
+        assert!("".parse::<Pattern>().is_err());
+        // A pattern that takes other matchers exponential time.
+        let pattern: Pattern = "*a".repeat(40).parse().unwrap();
+        assert!(!pattern.matches(&"a".repeat(39)));
+        assert!(pattern.matches(&"ba".repeat(40)));
+    }
+}
