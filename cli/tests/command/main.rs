@@ -32,6 +32,7 @@ mod measured;
 mod memory;
 mod no_dimensions;
 mod not_begun;
+mod ome;
 mod parts;
 mod program;
 mod pyramid;

@@ -69,6 +69,18 @@ pub(super) fn describe(
                     job.say(&format!("{}: {note}", job.input));
                 }
             }
+            if let Some(axes) = &job.axes {
+                if axes.len() == metadata.shape.len() {
+                    builder.dimension_names(Some(axes.clone()));
+                } else {
+                    job.say(&format!(
+                        "note: {} has {} dimensions, and its image has the axes {}",
+                        job.input,
+                        metadata.shape.len(),
+                        axes.join(", ")
+                    ));
+                }
+            }
         }
     }
 

@@ -14,6 +14,8 @@ pub(super) struct Member {
     /// The path relative to the root, without a slash in front.
     pub(super) path: String,
     pub(super) node: Node,
+    /// The names of the axes of the image of which this array is a level.
+    pub(super) axes: Option<Vec<String>>,
 }
 
 pub(super) enum Node {
@@ -22,6 +24,11 @@ pub(super) enum Node {
         /// The metadata in Zarr v3, without consolidated metadata, which describe the input.
         metadata: Vec<u8>,
         is_consolidated: bool,
+        /// The levels of the images of the group, if it is of OME-Zarr 0.4: their paths in it, and the names of the
+        /// axes.
+        levels: Vec<(String, Vec<String>)>,
+        /// A line for people about the description of images.
+        note: Option<String>,
     },
     /// The node is neither an array nor a group, for this reason.
     Unreadable(Failure),
@@ -63,6 +70,7 @@ pub(super) fn of_groups(
         let Node::Group {
             metadata,
             is_consolidated,
+            ..
         } = &member.node
         else {
             continue;

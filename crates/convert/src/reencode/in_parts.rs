@@ -13,7 +13,8 @@ use super::copy::copy;
 use super::covered::Covered;
 use super::found::{self, prefix_of};
 use super::groups::{Member, Node, of_groups};
-use super::hierarchy::{Hierarchy, hierarchy, not_found, plans};
+use super::hierarchy::plans;
+use super::nodes::{Hierarchy, hierarchy, not_found};
 use super::report::{PartReport, PartState};
 use super::resume::Stored;
 use super::same_run::arguments_of_group;
@@ -139,6 +140,7 @@ impl<'a> Whole<'a> {
             let array = Member {
                 path: String::new(),
                 node: Node::Array,
+                axes: None,
             };
             let plan = Job::new(settings, watcher, "").plan(false)?;
             (vec![array], vec![plan], Vec::new())

@@ -21,7 +21,9 @@ mod groups;
 mod hierarchy;
 mod in_parts;
 mod lanes;
+mod nodes;
 mod objects;
+mod ome;
 mod readable;
 mod report;
 mod resume;
@@ -257,6 +259,8 @@ struct Job<'a> {
     watcher: &'a dyn Watcher,
     /// The path of the array in the group that is re-encoded; empty for the array that is re-encoded by itself.
     path: String,
+    /// The names of the axes of the image of which the array is a level.
+    axes: Option<Vec<String>>,
     input: Place,
     output: Place,
 }
@@ -268,6 +272,7 @@ impl<'a> Job<'a> {
             settings,
             watcher,
             path: path.to_owned(),
+            axes: None,
             input: settings.input.join(path),
             output: settings.output.join(path),
         }
