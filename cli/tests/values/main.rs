@@ -72,3 +72,69 @@ fn datasets_of_xarray() {
     assert!(said.contains("has no missing elements"), "{said}");
     python::run("dataset.py", &[&"compare", &input, &output]);
 }
+
+/// Groups and arrays in zip files.
+#[test]
+fn zip_files_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    python::run("zips.py", &[&"make", &root]);
+    for version in ["v2", "v3"] {
+        let plain = root.join("plain").join(version);
+        for kind in ["stored.zarr.zip", "deflated.ozx", "folder.zip"] {
+            let input = root.join(format!("{version}-{kind}"));
+            let output = root.join(format!("out-{version}-{kind}.zarr"));
+            let said = reencode(&input, &output, &["--recursive", "--verify"], 0);
+            assert!(said.contains("-> "), "{said}");
+            python::run("zips.py", &[&"compare", &plain, &output]);
+            // One array in it; parts; and what is compared with it.
+            let array = input.join("deep/a");
+            let one = root.join(format!("one-{version}-{kind}.zarr"));
+            for part in ["2/2", "1/2"] {
+                let options = ["--shard", "16,16", "--subchunk", "8,8", "--part", part];
+                reencode(&array, &one, &options, 0);
+            }
+            let mut verify = program(&[&"verify", &one, &"--against", &array]);
+            let verified = said_of(&mut verify, 0);
+            assert!(verified.contains("bit for bit"), "{verified}");
+        }
+    }
+    let output = root.join("by-zarr");
+    reencode(&root.join("by-zarr.zip"), &output, &["--recursive"], 0);
+    let a = root.join("by-zarr/a");
+    let said = said_of(
+        &mut program(&[&"verify", &a, &"--against", &root.join("by-zarr.zip/a")]),
+        0,
+    );
+    assert!(said.contains("bit for bit"), "{said}");
+    for name in ["torn", "headless", "no", "nothing", "empty", "encrypted"] {
+        let input = root.join(format!("{name}.zip"));
+        let output = root.join(format!("out-{name}"));
+        let said = reencode(&input, &output, &["--recursive"], 1);
+        println!("{name}: {said}");
+        assert!(said.contains(&format!("{name}.zip")), "{said}");
+        assert!(!output.join("zarr.json").exists(), "{name}");
+    }
+    // Nothing is written into a zip file.
+    let zip = root.join("v3-stored.zarr.zip");
+    let before = std::fs::read(&zip).unwrap();
+    let said = reencode(
+        &root.join("plain/v3"),
+        &zip,
+        &["--recursive", "--overwrite"],
+        1,
+    );
+    assert!(said.contains("zip files are only read"), "{said}");
+    for command in ["compact", "recover", "consolidate"] {
+        let said = said_of(&mut program(&[&command, &zip.join("deep/a")]), 1);
+        assert!(
+            said.contains("only read") || said.contains("not shards"),
+            "{said}"
+        );
+    }
+    assert_eq!(std::fs::read(&zip).unwrap(), before);
+}
+
+fn said_of(command: &mut Command, code: i32) -> String {
+    said(&command.output().unwrap(), code)
+}

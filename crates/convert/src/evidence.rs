@@ -16,7 +16,7 @@ use zarrs_storage::StoreKey;
 use zarrs_storage::{StorageError, StorePrefix};
 
 use crate::failure::Failure;
-use crate::open::{Place, Store, is_of_writer};
+use crate::open::{self, Place, Store, is_of_writer};
 use crate::stored;
 use crate::words::counted;
 
@@ -112,6 +112,10 @@ impl Evidence {
         };
         let are_listed = match place {
             Place::Directory(path) => files(path, add).map_err(Failure::failed).map(|()| true)?,
+            Place::Url(url) if place.is_zip() => {
+                open::objects_in_zip(place, url, add)?;
+                true
+            }
             Place::Url(url) => objects(place, url, add)?,
         };
         Ok(Self {

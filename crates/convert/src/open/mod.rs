@@ -8,6 +8,7 @@ mod kind;
 mod lenient;
 mod member;
 mod place;
+mod zip;
 
 use std::fmt;
 use std::fs;
@@ -219,6 +220,7 @@ impl Stores {
 pub fn store(place: &Place) -> Result<Stores, Failure> {
     let path = match place {
         Place::Directory(path) => path,
+        Place::Url(url) if place.is_zip() => return in_zip(place, url),
         Place::Url(url) => return remote(place, url),
     };
     // Check that the directory exists: zarrs' store takes a missing directory, or a file, for an empty
@@ -240,6 +242,29 @@ fn files(place: &Place, path: &Path) -> Result<Stores, Failure> {
         Some(files),
         None,
     ))
+}
+
+fn in_zip(place: &Place, url: &str) -> Result<Stores, Failure> {
+    let zip = Arc::new(zip::open(place, url)?);
+    let listed = zip.clone();
+    let sizes: Sizes = Box::new(move || listed.sizes());
+    Ok(Stores::new(zip, None, Some(sizes)))
+}
+
+/// Calls `on_object` with each key at `place`, which is in a zip file, its size and its version.
+pub(crate) fn objects_in_zip(
+    place: &Place,
+    url: &str,
+    mut on_object: impl FnMut(&str, u64, &str),
+) -> Result<(), Failure> {
+    let zip = zip::open(place, url)?;
+    let version = zip.version();
+    let sizes = zip.sizes();
+    let sizes = sizes.map_err(Failure::to(format_args!("list the objects of {place}")))?;
+    for (key, size) in sizes {
+        on_object(&key, size, &version);
+    }
+    Ok(())
 }
 
 #[cfg(feature = "remote")]

@@ -7,12 +7,16 @@ use std::str::FromStr;
 
 use crate::failure::Failure;
 
+/// The scheme of addresses in zip files.
+const ZIP: &str = "zip://";
+/// The ends of the names of zip files.
+const SUFFIXES: [&str; 2] = ["zip", "ozx"];
 /// The place of an array or of a hierarchy, as the user wrote it. `Display` leaves out credentials.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// A directory of this machine.
     Directory(PathBuf),
-    /// An address, as `https://…` and `s3://…`.
+    /// An address, as `https://…` and `s3://…`; or `zip://FILE/PATH`, in a zip file of this machine.
     Url(String),
 }
 
@@ -24,21 +28,24 @@ impl FromStr for Place {
     }
 }
 
-/// Takes text with a scheme, as `s3://bucket/path`, for an address, and other text for a directory.
+/// Takes text with a scheme, as `s3://bucket/path`, for an address, and other text for a path.
 impl From<&str> for Place {
     fn from(text: &str) -> Self {
         if text.contains("://") {
             Self::Url(text.to_string())
         } else {
-            Self::Directory(text.into())
+            Self::from(PathBuf::from(text))
         }
     }
 }
 
-/// Takes a path for a directory.
+/// Takes a path for a directory, unless a zip file is there, or the path leads into one.
 impl From<PathBuf> for Place {
     fn from(path: PathBuf) -> Self {
-        Self::Directory(path)
+        match address_in_zip(&path) {
+            Some(address) => Self::Url(address),
+            None => Self::Directory(path),
+        }
     }
 }
 
@@ -46,6 +53,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Directory(path) => path.display().fmt(f),
+            Self::Url(url) if let Some(path) = path_in_zip(url) => path.fmt(f),
             Self::Url(url) => {
                 // A query may contain a signature. In an address of S3, a question mark belongs to the key.
                 let is_s3 = url.to_ascii_lowercase().starts_with("s3://");
@@ -54,6 +62,23 @@ impl fmt::Display for Place {
             }
         }
     }
+}
+
+/// Returns the address of `path` if it is a zip file, or leads into one.
+fn address_in_zip(path: &Path) -> Option<String> {
+    let path = path.to_str()?;
+    let is_zip = |file: &&Path| {
+        let suffix = file.extension().and_then(|suffix| suffix.to_str());
+        let suffix = suffix.map(str::to_ascii_lowercase);
+        suffix.is_some_and(|suffix| SUFFIXES.contains(&&*suffix)) && file.is_file()
+    };
+    Path::new(path).ancestors().find(is_zip)?;
+    Some(format!("{ZIP}{}", path.trim_end_matches('/')))
+}
+
+/// Returns the path that people see for the address of a place in a zip file; `None` for another address.
+pub(super) fn path_in_zip(url: &str) -> Option<&str> {
+    url.strip_prefix(ZIP)
 }
 
 /// Returns whether the address `url` belongs to an HTTP server.
@@ -108,6 +133,11 @@ impl Place {
         matches!(self, Self::Url(url) if is_http(url))
     }
 
+    /// Returns whether the place is a zip file, or in one.
+    pub(crate) fn is_zip(&self) -> bool {
+        matches!(self, Self::Url(url) if path_in_zip(url).is_some())
+    }
+
     /// Checks that the objects of this place can be listed. `doing` is the work that lists them.
     pub fn must_be_listed(&self, doing: &str, remedy: &str) -> Result<(), Failure> {
         if self.is_http() {
@@ -126,6 +156,12 @@ impl Place {
                 "cannot {doing} {self}: files of an HTTP server can only be read"
             ))
             .with_remedy("name a directory, or s3://BUCKET/PATH"));
+        }
+        if self.is_zip() {
+            return Err(
+                Failure::failed(format!("cannot {doing} {self}: zip files are only read"))
+                    .with_remedy("name a directory; `zarrs-cuda reencode` makes one of a zip file"),
+            );
         }
         Ok(())
     }
