@@ -155,6 +155,10 @@ fn a_plate_becomes_one_of_0_5() {
             ["out", "parts"].map(|root| fs::read(case.at(root).join(path).join("zarr.json")));
         assert_eq!(one.unwrap(), parts.unwrap(), "{path}");
     }
+    // The group of the labels alone.
+    case.run("in/A/1/0/labels labels", 0);
+    let labels = attributes(&case.at("labels"));
+    assert_eq!(labels["ome"]["labels"], json!(["nuclei"]));
     // What is 0.5 already stays.
     case.run("out again", 0);
     assert_eq!(attributes(&case.at("again")), root);

@@ -270,9 +270,17 @@ type DescribedGroup = (
     Option<String>,
 );
 
-/// Returns the `attributes` of the group at `path` of Zarr v2 with a description of images in OME-Zarr 0.5.
-fn described(path: &str, attributes: Box<RawValue>) -> DescribedGroup {
-    match ome::in_v05(path, &attributes) {
+/// Returns the name of the group at `path` in `input`, which may itself be a group in an image.
+fn name_of(input: &Place, path: &str) -> String {
+    match path.rsplit('/').next() {
+        Some(name) if !name.is_empty() => name.to_owned(),
+        _ => input.above().map_or_else(String::new, |(_, name)| name),
+    }
+}
+
+/// Returns the `attributes` of the group `name` of Zarr v2 with a description of images in OME-Zarr 0.5.
+fn described(name: &str, attributes: Box<RawValue>) -> DescribedGroup {
+    match ome::in_v05(name, &attributes) {
         Ok(None) => (Some(attributes), Vec::new(), None),
         Ok(Some(found)) => {
             let note = found.problem.map(|problem| {
@@ -399,7 +407,7 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
             (is_consolidated, BTreeMap::new(), attributes)
         };
         let (attributes, levels, note) = match attributes {
-            Some(attributes) => described(path, attributes),
+            Some(attributes) => described(&name_of(input, path), attributes),
             None => (None, Vec::new(), None),
         };
         Ok(Some(Node::Group {

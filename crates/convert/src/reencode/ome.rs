@@ -40,15 +40,15 @@ struct Level {
     path: String,
 }
 
-/// Returns the `attributes` of the group at `path` in OME-Zarr 0.5; `None` if they describe nothing of OME-Zarr 0.4.
+/// Returns the `attributes` of a group in OME-Zarr 0.5, which has the `name`; `None` if they describe nothing of OME-Zarr 0.4.
 ///
 /// # Errors
 /// The reason why they have to be left as they are: they are of another version, or not understood.
-pub(super) fn in_v05(path: &str, attributes: &RawValue) -> Result<Option<InV05>, String> {
+pub(super) fn in_v05(name: &str, attributes: &RawValue) -> Result<Option<InV05>, String> {
     let Ok(mut others) = serde_json::from_str::<Members>(attributes.get()) else {
         return Ok(None); // attributes that are no object are refused elsewhere
     };
-    let names = members_of(path, &others);
+    let names = members_of(name, &others);
     let found = names.into_iter().filter_map(|name| {
         let value = others.remove(name)?;
         Some((name.to_owned(), value))
@@ -75,7 +75,7 @@ pub(super) fn in_v05(path: &str, attributes: &RawValue) -> Result<Option<InV05>,
     let levels = images.into_iter().flat_map(|image| {
         let names: Vec<String> = image.axes.into_iter().map(|axis| axis.name).collect();
         let levels = image.datasets.into_iter();
-        levels.map(move |level| (level.path, names.clone()))
+        levels.map(move |level| (level.path.trim_end_matches('/').to_owned(), names.clone()))
     });
     Ok(Some(InV05 {
         levels: levels.collect(),
@@ -86,7 +86,7 @@ pub(super) fn in_v05(path: &str, attributes: &RawValue) -> Result<Option<InV05>,
 
 /// Returns the names of the attributes that are OME-Zarr's. Some names are common words: these count only where
 /// OME-Zarr has them.
-fn members_of(path: &str, attributes: &Members) -> Vec<&'static str> {
+fn members_of(group: &str, attributes: &Members) -> Vec<&'static str> {
     let begins = |name: &str, with: char| {
         let value = attributes.get(name);
         value.is_some_and(|value| value.get().trim_start().starts_with(with))
@@ -101,7 +101,6 @@ fn members_of(path: &str, attributes: &Members) -> Vec<&'static str> {
             names.push(name);
         }
     }
-    let group = path.rsplit('/').next().unwrap_or_default();
     if group == "labels" && begins("labels", '[') {
         names.push("labels");
     }
@@ -142,6 +141,8 @@ fn without_version(name: &str, value: &RawValue) -> Result<Box<RawValue>, String
 fn problem(ome: &RawValue) -> Option<String> {
     let fields: OmeFields = match serde_json::from_str(ome.get()) {
         Ok(fields) => fields,
+        // Members that OME-Zarr does not name are allowed.
+        Err(error) if error.to_string().starts_with("unknown field") => return None,
         Err(error) => return Some(error.to_string()),
     };
     let problems = fields.validate().err()?;
@@ -159,8 +160,8 @@ mod tests {
 
     use super::*;
 
-    fn translated(path: &str, attributes: &Value) -> Result<Option<InV05>, String> {
-        in_v05(path, &raw(attributes).unwrap())
+    fn translated(name: &str, attributes: &Value) -> Result<Option<InV05>, String> {
+        in_v05(name, &raw(attributes).unwrap())
     }
 
     fn json_of(raw: &RawValue) -> Value {
@@ -177,7 +178,7 @@ mod tests {
             ],
             "datasets": [
                 { "path": "0", "coordinateTransformations": [{ "type": "scale", "scale": [0.5, 0.5] }] },
-                { "path": "s/1", "coordinateTransformations": [{ "type": "scale", "scale": [1.0, 1.0] }] },
+                { "path": "s/1/", "coordinateTransformations": [{ "type": "scale", "scale": [1.0, 1.0] }] },
             ],
         })
     }
@@ -217,14 +218,14 @@ mod tests {
             "multiscales": [label],
             "image-label": { "version": "0.4", "colors": [{ "label-value": 1, "rgba": [1, 2, 3, 4] }] },
         });
-        let found = translated("labels/nuclei", &attributes).unwrap().unwrap();
+        let found = translated("nuclei", &attributes).unwrap().unwrap();
         assert_eq!(found.problem, None);
         let ome = &json_of(&found.attributes)["ome"];
         assert_eq!(ome["image-label"]["colors"][0]["label-value"], 1);
         assert_eq!(ome["image-label"].get("version"), None);
 
         let attributes = json!({ "labels": ["nuclei"] });
-        let found = translated("0/labels", &attributes).unwrap().unwrap();
+        let found = translated("labels", &attributes).unwrap().unwrap();
         assert_eq!(
             json_of(&found.attributes)["ome"],
             json!({ "version": "0.5", "labels": ["nuclei"] })
@@ -246,7 +247,7 @@ mod tests {
             None
         );
         let well = json!({ "well": { "version": "0.4", "images": [{ "path": "0" }] } });
-        let found = translated("A/1", &well).unwrap().unwrap();
+        let found = translated("1", &well).unwrap().unwrap();
         assert_eq!(found.problem, None);
         let layout = json!({ "bioformats2raw.layout": 3 });
         let found = translated("", &layout).unwrap().unwrap();
@@ -282,6 +283,11 @@ mod tests {
             let reason = translated("a", &attributes).err().unwrap();
             assert!(reason.contains(word), "{reason}");
         }
+        let mut more = image();
+        more["mine"] = json!(1);
+        more["axes"][0]["longName"] = json!("height");
+        let found = translated("a", &json!({ "multiscales": [more] }));
+        assert_eq!(found.unwrap().unwrap().problem, None);
         // A description that breaks a rule is translated, and the rule is told.
         let mut wrong = image();
         wrong["datasets"][0]["coordinateTransformations"] = json!([]);
