@@ -188,6 +188,8 @@ def test_pyramid(old: Path, tmp_path: Path) -> None:
         )
     assert report["state"] == "completed"
     for level in (1, 2):
-        whole, parts = (zarr.open_array(tmp_path / name / str(level), mode="r") for name in ("whole", "parts"))
+        whole, parts = (
+            zarr.open_array(tmp_path / name / str(level), mode="r") for name in ("whole", "parts")
+        )
         np.testing.assert_array_equal(whole[...], parts[...])
     assert parts[-1, -1] == VALUES.max()

@@ -1,4 +1,4 @@
-"""Images, labels, plates and wells of OME-Zarr 0.4, which become 0.5: as the validators of others see them."""
+"""Images, labels, plates and wells of OME-Zarr 0.4 become 0.5, as the validators of others see them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def image(group: zarr.Group, **more: Any) -> None:
 def plate(tmp_path: Path) -> Path:
     """A plate of two wells of two fields, with labels."""
     root = zarr.create_group(tmp_path / "old", zarr_format=2)
-    wells = [{"path": "A/1", "rowIndex": 0, "columnIndex": 0}, {"path": "B/2", "rowIndex": 1, "columnIndex": 1}]
+    wells = [
+        {"path": "A/1", "rowIndex": 0, "columnIndex": 0},
+        {"path": "B/2", "rowIndex": 1, "columnIndex": 1},
+    ]
     rows, columns = ([{"name": name} for name in names] for names in ("AB", "12"))
     root.attrs["plate"] = {
         "version": "0.4",
@@ -51,7 +54,10 @@ def plate(tmp_path: Path) -> Path:
         "acquisitions": [{"id": 0, "name": "first", "maximumfieldcount": 2}],
     }
     window = {"start": 0, "end": 60, "min": 0, "max": 65535}
-    omero = {"version": "0.4", "channels": [{"color": "00FF00", "label": "a", "active": True, "window": window}]}
+    omero = {
+        "version": "0.4",
+        "channels": [{"color": "00FF00", "label": "a", "active": True, "window": window}],
+    }
     for path in ("A/1", "B/2"):
         well = root.create_group(path)
         fields = [{"path": name, "acquisition": 0} for name in "01"]

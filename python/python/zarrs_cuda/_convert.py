@@ -214,8 +214,8 @@ def pyramid(
 ) -> dict[str, Any]:
     """Make the smaller levels of an image whose level 0 is there, described by OME-Zarr 0.5.
 
-    :func:`write_lower_levels` does the same in this process. In parts, no reader sees a level before all parts
-    are made.
+    :func:`write_lower_levels` does the same in this process. In parts, no reader sees a level before all
+    parts are made.
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ def _is_array(path: Path) -> bool:
     return is_array
 
 
-def _options(**options: str | float | bool | None) -> list[str]:  # noqa: FBT001
+def _options(**options: str | float | bool | None) -> list[str]:
     """Return options of the command: switches that are true, and values that are given."""
     words = []
     for name, value in options.items():
@@ -306,7 +306,12 @@ class _Tasks(NamedTuple):
     resources: Mapping[str, float] | None
 
     def run(
-        self, words: list[str], output: str | os.PathLike[str], *, overwrite: bool = False, is_dry: bool = False
+        self,
+        words: list[str],
+        output: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        is_dry: bool = False,
     ) -> dict[str, Any]:
         overwrites = ["--overwrite"] if overwrite else []
         if self.client is not None and self.part is not None:

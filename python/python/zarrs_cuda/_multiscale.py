@@ -334,8 +334,8 @@ def write_lower_levels(
     start
         The slice of level 0 from which on the levels are made again. By default what is there is kept.
     part
-        Do part ``i`` of ``n``, ``(i, n)``, which counts from 1. Processes with different parts write at the same time: each
-        makes its whole shards of all levels, also those that are there.
+        Do part ``i`` of ``n``, ``(i, n)``, which counts from 1. Processes with different parts write at the
+        same time: each makes its whole shards of all levels, also those that are there.
 
     Returns
     -------
