@@ -519,6 +519,30 @@ fn levels_of_parts_appear_when_all_are_made() {
     assert!(said.contains("is there already"), "{said}");
 }
 
+/// The first part gives level 0 the names of the axes, and the others go on.
+#[test]
+fn parts_of_a_level_0_without_names() {
+    let folder = TempDir::new().unwrap();
+    let [once, parts] = ["once", "parts"].map(|name| folder.path().join(name));
+    for image in [&once, &parts] {
+        level_0(image, &SMALL);
+        let path = image.join("0/zarr.json");
+        let text = fs::read_to_string(&path).unwrap();
+        let mut metadata: serde_json::Value = serde_json::from_str(&text).unwrap();
+        metadata.as_object_mut().unwrap().remove("dimension_names");
+        fs::write(&path, metadata.to_string()).unwrap();
+    }
+    let axes = ["--axis=t", "--axis=y", "--axis=x,unit=micrometer"];
+    made(&once, &axes, 0);
+    for part in ["2/2", "1/2", "1/2"] {
+        made(&parts, &[&axes[..], &["--part", part]].concat(), 0);
+    }
+    assert_eq!(levels(&parts), levels(&once));
+    let names = open(&parts.join("0"));
+    let names = names.dimension_names().clone().unwrap();
+    assert_eq!(names, ["t", "y", "x"].map(|name| Some(name.into())));
+}
+
 /// A process that was killed between any two moves leaves what another one completes.
 #[test]
 fn moves_that_were_interrupted() {

@@ -62,9 +62,6 @@ impl RunApart<'_> {
     pub fn join(&self, parts: NonZeroU64, part: Option<Part>) -> Result<Apart, Failure> {
         let place = Place::Directory(self.group.to_path_buf());
         let input = self.group.join(self.input);
-        let read = |path: &Path| {
-            fs::read(path).map_err(Failure::to(format_args!("read {}", path.display())))
-        };
         let group = match fs::read_to_string(self.group.join(GROUP)) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             read => Some(read.map_err(Failure::to(format_args!("read {GROUP} of {place}")))?),
@@ -74,7 +71,7 @@ impl RunApart<'_> {
             arguments: self.arguments.clone(),
             backend: self.backend.clone(),
             input: evidence::name(&Place::Directory(input.clone())),
-            input_metadata: hash([&*read(&input.join(GROUP))?]),
+            input_metadata: hash_of_metadata(&input.join(GROUP))?,
             parts,
             nodes: Vec::new(),
             chunks: vec![self.chunks],
@@ -161,6 +158,18 @@ impl PartApart {
     pub fn is_complete(&self) -> bool {
         self.run.is_complete().unwrap_or(false)
     }
+}
+
+/// Returns a hash of the metadata of the input, without the names of dimensions: the first part gives level 0 the names of
+/// the image's axes.
+fn hash_of_metadata(path: &Path) -> Result<u64, Failure> {
+    let doing = format!("read {}", path.display());
+    let text = fs::read(path).map_err(Failure::to(&doing))?;
+    let mut metadata: Value = serde_json::from_slice(&text).map_err(Failure::to(&doing))?;
+    if let Some(members) = metadata.as_object_mut() {
+        members.shift_remove("dimension_names");
+    }
+    Ok(hash([metadata.to_string().as_bytes()]))
 }
 
 /// Returns the directory for the output of the run whose plan has this name.
