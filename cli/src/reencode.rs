@@ -55,7 +55,7 @@ pub(crate) struct Args {
     )]
     shapes_for: Vec<ShapeFor>,
     /// Make subchunks of the shape of IN's chunks, or of its subchunks if IN has shards
-    #[arg(long, conflicts_with = "subchunk")]
+    #[arg(long, conflicts_with_all = ["subchunk", "subchunk_size"])]
     keep_chunks: bool,
     /// With --recursive: consolidate the metadata of OUT also if IN has no consolidated metadata
     #[arg(long, requires = "recursive")]

@@ -99,9 +99,22 @@ fn arrays_are_included_with_their_groups() {
         "{said}"
     );
     // What is not included cannot stop the run.
-    fs::write(case.at("in/surface/wind/zarr.json"), "{").unwrap();
+    let wind = case.at("in/surface/wind/zarr.json");
+    let whole = fs::read(&wind).unwrap();
+    fs::write(&wind, "{").unwrap();
     case.run("other", &["--include", "t2m"], 0);
     case.run("both", &["--include", "*", "--include", "surface/*"], 1);
+    fs::write(&wind, whole).unwrap();
+    // A directory that cannot be read may have arrays that are to be included.
+    fs::rename(case.at("in/surface/deep/zarr.json"), case.at("hidden")).unwrap();
+    let said = case.run(
+        "hidden-below",
+        &["--include", "**/mask", "--include", "t2m"],
+        1,
+    );
+    assert!(said.contains("surface/deep has no metadata"), "{said}");
+    assert!(!case.at("hidden-below").exists());
+    fs::rename(case.at("hidden"), case.at("in/surface/deep/zarr.json")).unwrap();
     // Other arrays, and other shapes, do not go on.
     let part = |more: &[&str], code| {
         case.run(
@@ -175,8 +188,10 @@ fn subchunks_are_the_chunks_of_the_input() {
     let [shard, subchunk] = case.shapes("again");
     assert_eq!(subchunk, [1, 16, 16]);
     assert!(shard.iter().product::<u64>() <= 8192 && shard != subchunk);
-    let said = case.run("none", &["--keep-chunks", "--subchunk", "1,16,16"], 2);
-    assert!(said.contains("cannot be used with"), "{said}");
+    for other in ["--subchunk=1,16,16", "--subchunk-size=1KiB"] {
+        let said = case.run("none", &["--keep-chunks", other], 2);
+        assert!(said.contains("cannot be used with"), "{said}");
+    }
 }
 
 /// An array that is no larger than a subchunk is one chunk, whatever its chunks were.

@@ -138,3 +138,40 @@ fn zip_files_are_read() {
 fn said_of(command: &mut Command, code: i32) -> String {
     said(&command.output().unwrap(), code)
 }
+
+/// Datasets and trees of xarray are identical afterwards, in v2 and v3, with consolidated metadata if IN has them.
+#[test]
+fn datasets_of_a_climate_archive() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let names = python::run("climate.py", &[&"make", &root]);
+    let names: Vec<_> = names.split_whitespace().collect();
+    assert_eq!(names.len(), 8);
+    for name in &names {
+        let input = root.join(name);
+        let one = root.join(format!("{name}-out"));
+        reencode(&input, &one, &["--recursive"], 0);
+        python::run("climate.py", &[&"compare", &input, &one]);
+        let parts = root.join(format!("{name}-parts"));
+        for part in ["2/2", "1/2"] {
+            reencode(&input, &parts, &["--recursive", "--part", part], 0);
+        }
+        python::run("climate.py", &[&"compare", &input, &parts]);
+    }
+    let variables = ["t2m", "time", "lat", "lon", "height"];
+    for name in names.iter().filter(|name| name.starts_with("dataset")) {
+        let [input, output] = [root.join(name), root.join(format!("{name}-chosen"))];
+        let include = variables.map(|name| format!("--include={name}"));
+        let mut options = vec!["--recursive", "--consolidate-metadata"];
+        options.extend(include.iter().map(String::as_str));
+        options.push("--shape-for=t2m=60,18,36/30,9,18");
+        reencode(&input, &output, &options, 0);
+        let mut arguments: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&"chosen", &input, &output];
+        arguments.extend(
+            variables
+                .iter()
+                .map(|name| name as &dyn AsRef<std::ffi::OsStr>),
+        );
+        python::run("climate.py", &arguments);
+    }
+}

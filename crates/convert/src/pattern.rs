@@ -12,17 +12,21 @@ pub struct Pattern(String);
 impl Pattern {
     /// Returns whether the whole of `path`, which has no slash in front, is as the pattern says.
     pub fn matches(&self, path: &str) -> bool {
-        matches(self.0.as_bytes(), path.as_bytes())
+        reached(self.0.as_bytes(), path).last() == Some(&true)
+    }
+
+    /// Returns whether the pattern matches some path below `path`.
+    pub(crate) fn matches_below(&self, path: &str) -> bool {
+        reached(self.0.as_bytes(), &format!("{path}/")).contains(&true)
     }
 }
 
-/// Compares by all positions in the pattern that a part of the path may have reached.
-fn matches(pattern: &[u8], path: &[u8]) -> bool {
-    // The set of positions in the pattern that the path so far may have reached.
+/// Returns, for each position in the pattern and its end, whether the whole of `path` may reach it.
+fn reached(pattern: &[u8], path: &str) -> Vec<bool> {
     let mut reached = vec![false; pattern.len() + 1];
     reached[0] = true;
     close(pattern, &mut reached);
-    for &byte in path {
+    for &byte in path.as_bytes() {
         let mut next = vec![false; pattern.len() + 1];
         for at in (0..pattern.len()).filter(|&at| reached[at]) {
             match pattern[at] {
@@ -35,7 +39,7 @@ fn matches(pattern: &[u8], path: &[u8]) -> bool {
         close(pattern, &mut next);
         reached = next;
     }
-    reached[pattern.len()]
+    reached
 }
 
 /// Returns whether the star at `at` is one of two.
@@ -101,6 +105,25 @@ mod tests {
             }
             for path in others {
                 assert!(!pattern.matches(path), "{pattern} {path}");
+            }
+        }
+        for (pattern, above, others) in [
+            (
+                "a/b/t2m",
+                &["a", "a/b"][..],
+                &["t2m", "b", "a/b/t2m", "a/bc"][..],
+            ),
+            ("*", &[], &["a", "a/b"]),
+            ("*/t2m", &["a", "xyz"], &["a/b"]),
+            ("**/t2m", &["a", "a/b", "t2m"], &[]),
+            ("a/**", &["a", "a/b"], &["b", "ab"]),
+        ] {
+            let pattern: Pattern = pattern.parse().unwrap();
+            for path in above {
+                assert!(pattern.matches_below(path), "{pattern} {path}");
+            }
+            for path in others {
+                assert!(!pattern.matches_below(path), "{pattern} {path}");
             }
         }
         assert!("".parse::<Pattern>().is_err());

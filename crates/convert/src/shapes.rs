@@ -130,8 +130,10 @@ pub enum Written<'a> {
 /// dimensions, often time and channels, have the extent 1. If a dimension is short, the others become longer. An array
 /// that has no more elements, such as a coordinate, is one subchunk.
 pub fn near_cubic(array: &[u64], mut elements: u64) -> Vec<u64> {
-    if volume(array) <= elements {
-        return array.iter().map(|edge| (*edge).max(1)).collect();
+    // An array without elements may grow: its other edges count.
+    let one: Vec<u64> = array.iter().map(|edge| (*edge).max(1)).collect();
+    if volume(&one) <= elements {
+        return one;
     }
     let mut subchunk = vec![1; array.len()];
     let (outer, mut inner): (Vec<_>, Vec<_>) = (0..array.len()).partition(|d| d + 3 < array.len());
@@ -208,4 +210,27 @@ pub fn volume(edges: &[u64]) -> u64 {
 
 pub fn edges(shape: &[NonZeroU64]) -> Vec<u64> {
     shape.iter().map(|edge| edge.get()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{near_cubic, volume};
+
+    #[test]
+    fn only_small_arrays_are_one_subchunk() {
+        for small in [&[][..], &[365], &[16, 300, 2], &[0], &[0, 16, 16]] {
+            let subchunk = near_cubic(small, 16 << 10);
+            let edges: Vec<u64> = small.iter().map(|edge| (*edge).max(1)).collect();
+            assert_eq!(subchunk, edges, "{small:?}");
+        }
+        // The first axis of an array that is still empty grows, and its slices may be large.
+        for large in [&[0, 2160, 4320][..], &[1 << 20], &[2, 2160, 4320]] {
+            let subchunk = near_cubic(large, 16 << 10);
+            let elements = volume(&subchunk);
+            assert!(
+                (4 << 10..=16 << 10).contains(&elements),
+                "{large:?}: {subchunk:?}"
+            );
+        }
+    }
 }

@@ -30,7 +30,7 @@ def reencode(
     codec: str | None = None,
     keep_chunks: bool = False,
     shape_for: Mapping[str, Sequence[int] | tuple[Sequence[int], Sequence[int]]] | None = None,
-    include: Sequence[str] = (),
+    include: str | Sequence[str] = (),
     consolidate_metadata: bool = False,
     keep_going: bool = False,
     allow_empty: bool = False,
@@ -70,7 +70,7 @@ def reencode(
         ``{"surface/*": ((256, 320, 320), (64, 32, 32))}``. In a pattern, ``*`` is any characters but ``/``,
         and ``**`` any. The first that matches counts.
     include
-        Patterns of the arrays of a group to re-encode, with the groups that they are in; by default all.
+        A pattern, or several, of the arrays of a group to re-encode, with the groups that they are in; by default all.
     consolidate_metadata
         Whether a group gets consolidated metadata also if ``source`` has none.
     keep_going
@@ -136,7 +136,8 @@ def reencode(
         threads=threads,
         memory=memory,
     )
-    words += [f"--include={pattern}" for pattern in include]
+    patterns = [include] if isinstance(include, str) else include
+    words += [f"--include={pattern}" for pattern in patterns]
     words += [f"--shape-for={pattern}={_shapes(shapes)}" for pattern, shapes in (shape_for or {}).items()]
     tasks = _Tasks(client, part, parts, retries, resources)
     return tasks.run(words, destination, overwrite=overwrite, is_dry=dry_run)

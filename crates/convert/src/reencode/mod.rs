@@ -193,6 +193,12 @@ impl Reencode {
                 "an interrupted run is gone on with or replaced: --resume excludes --overwrite",
             ));
         }
+        if self.shapes.keep_chunks && self.shapes.subchunk.is_some() {
+            return Err(Failure::usage(
+                "subchunks have the shape of the chunks of the input, or one that is given: --keep-chunks excludes \
+                 --subchunk",
+            ));
+        }
         if !self.recursive {
             let of_groups = [
                 ("--include", !self.include.is_empty()),

@@ -107,15 +107,15 @@ fn include(settings: &Reencode, members: &mut Vec<Member>) -> Result<String, Fai
     let is_group = |member: &Member| matches!(member.node, Node::Group { .. });
     let all = members.iter().filter(|member| !is_group(member)).count();
     for pattern in &settings.include {
-        let mut arrays = members.iter().filter(|member| !is_group(member));
-        if !arrays.any(|array| pattern.matches(&array.path)) {
+        if !members.iter().any(|member| may_be_meant(member, pattern)) {
             return Err(no_array(settings, "--include", pattern));
         }
     }
-    let is_included = |path: &str| settings.include.iter().any(|one| one.matches(path));
+    let is_included =
+        |member: &&Member| (settings.include.iter()).any(|pattern| may_be_meant(member, pattern));
     let included: BTreeSet<String> = members
         .iter()
-        .filter(|member| !is_group(member) && is_included(&member.path))
+        .filter(is_included)
         .map(|member| member.path.clone())
         .collect();
     members.retain(|member| {
@@ -132,13 +132,18 @@ fn include(settings: &Reencode, members: &mut Vec<Member>) -> Result<String, Fai
     ))
 }
 
+/// Returns whether `pattern` matches the path of an array. An unreadable node may be a group, and have such arrays.
+fn may_be_meant(member: &Member, pattern: &Pattern) -> bool {
+    match member.node {
+        Node::Group { .. } => false,
+        Node::Array => pattern.matches(&member.path),
+        Node::Unreadable(_) => pattern.matches(&member.path) || pattern.matches_below(&member.path),
+    }
+}
+
 /// Checks that each pattern of shapes is the path of an array.
 fn must_be_named(settings: &Reencode, members: &[Member]) -> Result<(), Failure> {
-    let is_array = |member: &&Member| !matches!(member.node, Node::Group { .. });
-    let names = |pattern: &Pattern| {
-        let mut arrays = members.iter().filter(is_array);
-        arrays.any(|array| pattern.matches(&array.path))
-    };
+    let names = |pattern: &Pattern| (members.iter()).any(|member| may_be_meant(member, pattern));
     let mut patterns = settings.shapes.for_paths.iter().map(|one| &one.pattern);
     match patterns.find(|pattern| !names(pattern)) {
         Some(pattern) => Err(no_array(settings, "--shape-for", pattern)),
