@@ -70,7 +70,8 @@ def reencode(
         ``{"surface/*": ((256, 320, 320), (64, 32, 32))}``. In a pattern, ``*`` is any characters but ``/``,
         and ``**`` any. The first that matches counts.
     include
-        A pattern, or several, of the arrays of a group to re-encode, with the groups that they are in; by default all.
+        A pattern, or several, of the arrays of a group to re-encode, with the groups that they are in; by
+        default all.
     consolidate_metadata
         Whether a group gets consolidated metadata also if ``source`` has none.
     keep_going
