@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use crate::failure::Failure;
 
-/// A pattern of the paths of arrays in a group: `*` is any characters but `/`, and `**` any characters.
+/// A pattern of the paths of arrays in a group: `*` is any characters but `/`, and `**` any characters. `**/` at the
+/// beginning of a name is also nothing, so that `**/t2m` matches `t2m`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(String);
 
@@ -48,11 +49,18 @@ fn is_double(pattern: &[u8], at: usize) -> bool {
         || at.checked_sub(1).map(|before| pattern[before]) == Some(b'*')
 }
 
-/// Adds the positions that are reached without a character: behind a star.
+/// Adds the positions that are reached without a character: behind a star, and behind `**/`.
 fn close(pattern: &[u8], reached: &mut [bool]) {
     for at in 0..pattern.len() {
-        if reached[at] && pattern[at] == b'*' {
+        if !reached[at] {
+            continue;
+        }
+        if pattern[at] == b'*' {
             reached[at + 1] = true;
+        }
+        let is_begin = at == 0 || pattern[at - 1] == b'/';
+        if is_begin && pattern[at..].starts_with(b"**/") {
+            reached[at + 3] = true;
         }
     }
 }
@@ -88,7 +96,16 @@ mod tests {
             ("/t2m", &["t2m"], &["a/t2m"]),
             ("*", &["t2m", "x"], &["a/t2m"]),
             ("**", &["t2m", "a/b/c"], &[]),
-            ("**/t2m", &["a/t2m", "a/b/t2m"], &["t2m", "a/t2", "a/t2m/x"]),
+            (
+                "**/t2m",
+                &["t2m", "a/t2m", "a/b/t2m"],
+                &["a/t2", "a/t2m/x", "xt2m"],
+            ),
+            (
+                "a/**/b",
+                &["a/b", "a/x/b", "a/x/y/b"],
+                &["ab", "a/xb", "xa/b"],
+            ),
             ("**t2m", &["t2m", "a/t2m"], &["a/t2m/x"]),
             ("*/*", &["a/b"], &["a", "a/b/c"]),
             (
