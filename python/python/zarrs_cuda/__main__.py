@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from zarrs_cuda import _devices
+from zarrs_cuda import _decode_with, _devices
 from zarrs_cuda._native import native
 
 # The questions that wrong settings do not keep from an answer.
@@ -28,6 +29,10 @@ def main() -> int:
         if not any(word in _ANSWERED for word in sys.argv[1:]):
             print(f"error: {error}", file=sys.stderr)
             return 1
+    if _decode_with.is_asked(sys.argv[1:]):
+        # SIGTERM ends it as Ctrl-C does: what it has begun is deleted.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return _decode_with.command(sys.argv[1:])
     code: int = native().run_command(sys.argv[1:])
     return code
 

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from zarrs_cuda import _decode_with
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +40,7 @@ def reencode(
     overwrite: bool = False,
     resume: bool = False,
     dry_run: bool = False,
+    decode_with: Literal["zarr-python"] | None = None,
     threads: int | None = None,
     memory: str | int | None = None,
     part: tuple[int, int] | None = None,
@@ -87,6 +90,12 @@ def reencode(
     dry_run
         Whether only the work is reported: the arrays, and their shards, bytes, reads and memory; of each part
         with ``parts``.
+    decode_with
+        ``"zarr-python"`` reads all elements by zarr-python, and so by every codec that this process has
+        registered, and writes them here. It is for arrays that are refused otherwise. ``destination`` is a
+        directory that is new or empty. Not with ``part``, ``client``, ``resume``, ``overwrite`` and
+        ``dry_run``. Meanwhile ``zarr.config`` has other settings of threads, concurrency and syncs, for all
+        threads of this process.
     threads, memory
         The number of threads, and the memory for buffers, as ``"4GiB"``, of each process.
     part
@@ -140,6 +149,11 @@ def reencode(
     patterns = [include] if isinstance(include, str) else include
     words += [f"--include={pattern}" for pattern in patterns]
     words += [f"--shape-for={pattern}={_shapes(shapes)}" for pattern, shapes in (shape_for or {}).items()]
+    if decode_with is not None:
+        if client is not None or part is not None or parts is not None:
+            raise ValueError("`decode_with` is for one process: leave out `client`, `part` and `parts`")
+        words.append(f"--decode-with={decode_with}")
+        return _decode_with.reencode([*words, *(["--overwrite"] if overwrite else [])])
     tasks = _Tasks(client, part, parts, retries, resources)
     return tasks.run(words, destination, overwrite=overwrite, is_dry=dry_run)
 
@@ -350,18 +364,25 @@ class _Tasks(NamedTuple):
 
 def run(words: list[str]) -> dict[str, Any]:
     """Run the command in a process of its own, and return its report."""
-    command = [sys.executable, "-m", "zarrs_cuda", *words, "--json"]
+    code, report, message = run_any(words)
+    if code == 0:
+        return report
+    raise (ValueError if code == _USAGE else RuntimeError)(message)
+
+
+def run_any(words: list[str]) -> tuple[int, dict[str, Any], str]:
+    """Run the command in a process of its own, and return its exit code, its report, and its error."""
+    # What follows `--` are places.
+    command = [sys.executable, "-m", "zarrs_cuda", words[0], "--json", *words[1:]]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     try:
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         report = {}
-    if done.returncode == 0:
-        return report
     message = done.stderr.strip() or f"the command ended with the exit code {done.returncode}"
     if error := report.get("error"):
         message = error if "help" not in report else f"{error}. {report['help']}"
-    raise (ValueError if done.returncode == _USAGE else RuntimeError)(message)
+    return done.returncode, report, message
 
 
 def _shape(shape: Sequence[int] | None) -> str | None:
