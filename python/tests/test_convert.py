@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 import zarrs_cuda
-from zarrs_cuda import _convert
+from zarrs_cuda import _tasks
 
 VALUES = np.arange(4096, dtype="uint16").reshape(64, 64)
 
@@ -67,6 +67,10 @@ def test_parts(old: Path, tmp_path: Path) -> None:
     ("wrong", "words"),
     [
         ({"part": (0, 3)}, "parts count from 1"),
+        ({"part": (4, 3)}, "there is no part 4 of 3"),
+        ({"part": (-1, 3)}, "-1/3 is no part"),
+        ({"part": 3}, "`part` is 3"),
+        ({"part": (1, 2, 3)}, "the third of 16"),
         ({"part": (1, 2), "overwrite": True}, "--overwrite"),
         ({"part": (1, 2), "verify": True}, "--verify"),
         ({"parts": 3}, "client"),
@@ -84,10 +88,10 @@ def test_nothing_there(tmp_path: Path) -> None:
         zarrs_cuda.reencode(tmp_path / "none", tmp_path / "new")
 
 
-def _slow(words: list[str]) -> dict[str, Any]:
+def _slow(words: list[str], **rest: Any) -> dict[str, Any]:
     """Do a part, and kill this worker the first time that the second part is begun."""
     mark = f"{words[2]}.killed"
-    if "2/5" in words:
+    if "--part=2/5" in words:
         try:
             os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -95,7 +99,7 @@ def _slow(words: list[str]) -> dict[str, Any]:
         else:
             os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.1)
-    return _convert.run(words)
+    return _tasks.do_part(words, **rest)
 
 
 def test_tasks_of_which_a_worker_is_killed(
@@ -193,3 +197,113 @@ def test_pyramid(old: Path, tmp_path: Path) -> None:
         )
         np.testing.assert_array_equal(whole[...], parts[...])
     assert parts[-1, -1] == VALUES.max()
+
+
+def test_names_that_look_like_options(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old.rename(tmp_path / "--verify")
+    monkeypatch.chdir(tmp_path)
+    zarrs_cuda.reencode("--verify", "-new", **LIKE)
+    check(tmp_path / "-new")
+
+
+def _elsewhere() -> None:
+    os.chdir("/")
+
+
+def test_clients_that_cannot_do_it(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed import Client, LocalCluster
+
+    like = {**LIKE, "threads": None, "parts": 3}
+    with LocalCluster(
+        n_workers=1, threads_per_worker=2, dashboard_address=None, resources={"memory": 5e9}
+    ) as cluster:
+        with Client(cluster) as client:
+            for wrong, words in {
+                "resources": ({"memory": 9e9}, "no worker has the `resources`"),
+                "parts": (0, "parts count from 1"),
+                "part": ((1, 2), "leave out `part`"),
+            }.items():
+                with pytest.raises(ValueError, match=words[1]):
+                    zarrs_cuda.reencode(old, tmp_path / "new", **{**like, "client": client, wrong: words[0]})
+            with monkeypatch.context() as patched:
+                patched.setattr(_tasks, "_version", lambda: "99")
+                with pytest.raises(
+                    ValueError, match=r"worker tcp.* has zarrs-cuda .*: install zarrs-cuda 99"
+                ):
+                    zarrs_cuda.reencode(old, tmp_path / "new", **like, client=client)
+            assert not (tmp_path / "new").exists()
+            # Places are those of the client, and its task is given a share of the worker.
+            client.run(_elsewhere)
+            monkeypatch.chdir(tmp_path)
+            zarrs_cuda.reencode("old", "new", **like, client=client, resources={"memory": 4e9})
+            check(tmp_path / "new")
+            shares = client.submit(_tasks._share, ["reencode", "--threads=7"], 3).result()
+            limit = next(iter(client.scheduler_info(n_workers=-1)["workers"].values()))["memory_limit"]
+            assert shares == [f"--memory={limit // 8}"]
+        with pytest.raises(ValueError, match="is closed"):
+            zarrs_cuda.reencode(old, tmp_path / "other", **like, client=client)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """An array of many chunks, which take seconds to re-encode to shards of two elements."""
+    zarr.create_array(tmp_path / "large", data=np.arange(20000), chunks=1000, zarr_format=2)
+    return tmp_path / "large"
+
+
+def running(output: Path) -> list[int]:
+    """Return the processes of the command that make an output."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"reencode" in words and str(output).encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(is_so: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+CALLS = """
+import sys, zarrs_cuda
+zarrs_cuda.reencode(sys.argv[1], sys.argv[2], shard=(2,), subchunk=(1,), threads=1)
+"""
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGINT])
+def test_the_command_ends_with_its_caller(large: Path, tmp_path: Path, with_signal: signal.Signals) -> None:
+    new = tmp_path / "new"
+    caller = subprocess.Popen([sys.executable, "-c", CALLS, str(large), str(new)], stderr=subprocess.DEVNULL)
+    wait_for(lambda: any(new.glob("c/*")))
+    assert running(new)
+    caller.send_signal(with_signal)
+    caller.wait(30)
+    wait_for(lambda: not running(new), 30)
+    assert not (new / "zarr.json").exists()
+    assert len(list(new.glob("c/*"))) < 10000
+
+
+def test_tasks_end_when_their_run_is_stopped(large: Path, tmp_path: Path) -> None:
+    from distributed import Client, Event, LocalCluster
+
+    new = tmp_path / "new"
+    words = ["reencode", str(large), str(new), "--shard=2", "--subchunk=1", "--part=1/1"]
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        stop = Event("stop")
+        task = client.submit(_tasks.do_part, words, at_once=1, stop=stop)
+        wait_for(lambda: any(new.glob("c/*")))
+        stop.set()
+        with pytest.raises(RuntimeError, match="the run was stopped"):
+            task.result(timeout=60)
+        assert not running(new)
+    assert not (new / "zarr.json").exists()

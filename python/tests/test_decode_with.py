@@ -37,7 +37,19 @@ class Turned(Codec):  # type: ignore[misc]
         return bytes(buf)[::-1]
 
 
+class Unsteady(Turned):
+    """A codec that decodes otherwise each time."""
+
+    codec_id = "unsteady"
+    times = 0
+
+    def decode(self, buf: Any, out: Any = None) -> Any:  # noqa: ARG002
+        Unsteady.times += 1
+        return bytes([Unsteady.times % 256]) + bytes(buf)[1:]
+
+
 register_codec(Turned)
+register_codec(Unsteady)
 
 
 def v2(path: Path, data: np.ndarray[Any, Any], **kwargs: Any) -> None:
@@ -117,6 +129,21 @@ def test_texts(tmp_path: Path, codec: Any) -> None:
     assert list(np.asarray(new[...])) == list(TEXTS)
 
 
+def test_texts_in_the_other_order(tmp_path: Path) -> None:
+    values = np.array([["a", "bb", ""], ["ü", "d", "e"]], dtype=object)
+    objects(tmp_path / "old", numcodecs.VLenUTF8(), values)
+    text = json.loads((tmp_path / "old/.zarray").read_text())
+    (tmp_path / "old/.zarray").write_text(json.dumps({**text, "order": "F"}))
+    (tmp_path / "old/0").unlink()
+    encoded = numcodecs.VLenUTF8().encode(values.ravel(order="F"))
+    (tmp_path / "old/0.0").write_bytes(bytes(encoded))
+    with pytest.raises(RuntimeError, match="order F"):
+        zarrs_cuda.reencode(tmp_path / "old", tmp_path / "new")
+    zarrs_cuda.reencode(tmp_path / "old", tmp_path / "new", **DECODE, verify=True)
+    new = zarr.open_array(tmp_path / "new", mode="r")
+    assert np.asarray(new[...]).tolist() == values.tolist()
+
+
 @pytest.mark.parametrize(
     ("codec", "values", "why"),
     [
@@ -164,6 +191,14 @@ def test_codecs_of_v3(tmp_path: Path) -> None:
     assert new.metadata.dimension_names == ("y", "x")  # type: ignore[union-attr]
     assert np.isnan(new.fill_value)
     np.testing.assert_array_equal(new[...], old[...])
+
+
+def test_what_differs_is_found(tmp_path: Path) -> None:
+    v2(tmp_path / "old", NUMBERS, filters=[Unsteady()])
+    with pytest.raises(RuntimeError, match=r"elements \[0:20, 0:30\] of .*old differ in OUT") as error:
+        zarrs_cuda.reencode(tmp_path / "old", tmp_path / "new", **DECODE, verify=True)
+    assert error.value.code == 3  # type: ignore[attr-defined]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old"]
 
 
 @pytest.fixture

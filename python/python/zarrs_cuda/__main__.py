@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from zarrs_cuda import _decode_with, _devices
+from zarrs_cuda import _decode_with, _devices, _tasks
 from zarrs_cuda._native import native
 
 # The questions that wrong settings do not keep from an answer.
@@ -29,6 +29,7 @@ def main() -> int:
         if not any(word in _ANSWERED for word in sys.argv[1:]):
             print(f"error: {error}", file=sys.stderr)
             return 1
+    _tasks.follow_input()
     if _decode_with.is_asked(sys.argv[1:]):
         # SIGTERM ends it as Ctrl-C does: what it has begun is deleted.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

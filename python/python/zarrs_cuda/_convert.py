@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from zarrs_cuda import _decode_with
+from zarrs_cuda._tasks import Tasks, place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distributed import Client
-
-# Exit codes of the command.
-_USAGE = 2
 
 
 def reencode(
@@ -128,7 +124,7 @@ def reencode(
     --------
     >>> zarrs_cuda.reencode("old.zarr", "fast.zarr", recursive=True)  # doctest: +SKIP
     """
-    words = ["reencode", os.fspath(source), os.fspath(destination)]
+    words = ["reencode", *_places(client, source, destination)]
     words += _options(
         shard=_shape(shard),
         subchunk=_shape(subchunk),
@@ -154,7 +150,7 @@ def reencode(
             raise ValueError("`decode_with` is for one process: leave out `client`, `part` and `parts`")
         words.append(f"--decode-with={decode_with}")
         return _decode_with.reencode([*words, *(["--overwrite"] if overwrite else [])])
-    tasks = _Tasks(client, part, parts, retries, resources)
+    tasks = Tasks(client, part, parts, retries, resources)
     return tasks.run(words, destination, overwrite=overwrite, is_dry=dry_run)
 
 
@@ -205,9 +201,9 @@ def reshard(
     --------
     >>> zarrs_cuda.reshard("chunks.zarr", "shards.zarr", shard=(256, 256, 256))  # doctest: +SKIP
     """
-    words = ["reshard", os.fspath(source), os.fspath(destination)]
+    words = ["reshard", *_places(client, source, destination)]
     words += _options(shard=_shape(shard), chunks=chunks, index=index, threads=threads, memory=memory)
-    return _Tasks(client, part, parts, retries, resources).run(words, destination)
+    return Tasks(client, part, parts, retries, resources).run(words, destination)
 
 
 def pyramid(
@@ -272,7 +268,7 @@ def pyramid(
     --------
     >>> zarrs_cuda.pyramid("image.zarr", levels=5)  # doctest: +SKIP
     """
-    words = ["pyramid", os.fspath(image)]
+    words = ["pyramid", *_places(client, image)]
     words += _options(
         levels=levels,
         reduction=reduction,
@@ -289,7 +285,7 @@ def pyramid(
     group = Path(image)
     if _is_array(group):
         group = group.absolute().parent
-    return _Tasks(client, part, parts, retries, resources).run(words, group, is_dry=dry_run)
+    return Tasks(client, part, parts, retries, resources).run(words, group, is_dry=dry_run)
 
 
 def _is_array(path: Path) -> bool:
@@ -312,77 +308,8 @@ def _options(**options: str | float | bool | None) -> list[str]:
     return words
 
 
-class _Tasks(NamedTuple):
-    """The processes that do the work: this one's child, for all or for a part, or tasks of a client."""
-
-    client: Client | None
-    part: tuple[int, int] | None
-    parts: int | None
-    retries: int
-    resources: Mapping[str, float] | None
-
-    def run(
-        self,
-        words: list[str],
-        output: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        is_dry: bool = False,
-    ) -> dict[str, Any]:
-        overwrites = ["--overwrite"] if overwrite else []
-        if self.client is not None and self.part is not None:
-            raise ValueError("a `client` makes all parts: leave out `part`, or `client`")
-        if self.part is not None:
-            number, of = self.part
-            return run([*words, "--part", f"{number}/{of}", *overwrites])
-        if self.client is None and (self.parts is None or is_dry):
-            prepare = [] if self.parts is None else ["--prepare", str(self.parts)]
-            return run([*words, *prepare, *overwrites])
-        if self.client is None:
-            raise ValueError("`parts` is the number of tasks of a `client`; one part is `part=(3, 16)`")
-        parts = self.parts
-        if parts is None:
-            parts = max(len(self.client.scheduler_info(n_workers=-1)["workers"]), 1)
-        # The plan is made first: mistakes are found here, and not by all tasks.
-        planned = run([*words, "--prepare", str(parts), *overwrites])
-        if is_dry:
-            return planned
-        self._each(self.client, [[*words, "--part", f"{number}/{parts}"] for number in range(1, parts + 1)])
-        return run(["status", os.fspath(output), "--finish"])
-
-    def _each(self, client: Client, commands: list[list[str]]) -> None:
-        from distributed import as_completed
-
-        resources = dict(self.resources or {})
-        tasks = client.map(run, commands, pure=False, retries=self.retries, resources=resources)
-        try:
-            for task in as_completed(tasks):  # type: ignore[no-untyped-call]
-                task.result()
-        finally:
-            client.cancel(tasks)  # type: ignore[no-untyped-call]
-
-
-def run(words: list[str]) -> dict[str, Any]:
-    """Run the command in a process of its own, and return its report."""
-    code, report, message = run_any(words)
-    if code == 0:
-        return report
-    raise (ValueError if code == _USAGE else RuntimeError)(message)
-
-
-def run_any(words: list[str]) -> tuple[int, dict[str, Any], str]:
-    """Run the command in a process of its own, and return its exit code, its report, and its error."""
-    # What follows `--` are places.
-    command = [sys.executable, "-m", "zarrs_cuda", words[0], "--json", *words[1:]]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    try:
-        report: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        report = {}
-    message = done.stderr.strip() or f"the command ended with the exit code {done.returncode}"
-    if error := report.get("error"):
-        message = error if "help" not in report else f"{error}. {report['help']}"
-    return done.returncode, report, message
+def _places(client: Client | None, *places: str | os.PathLike[str]) -> list[str]:
+    return [place(path, absolute=client is not None) for path in places]
 
 
 def _shape(shape: Sequence[int] | None) -> str | None:

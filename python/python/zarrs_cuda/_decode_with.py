@@ -215,7 +215,7 @@ class _Run(NamedTuple):
 
     def _plan(self, nodes: _stand_in.Nodes) -> dict[str, Any]:
         """Let the command make the output, of arrays without chunks."""
-        from zarrs_cuda import _convert
+        from zarrs_cuda import _tasks
 
         asked = vars(self.asked)
         words = ["reencode", "--allow-empty"]
@@ -223,7 +223,7 @@ class _Run(NamedTuple):
         for name in _VALUES:
             words += [f"--{name}={value}" for value in asked[name.replace("-", "_")]]
         words += ["--", str(self.folder / "in"), str(self.folder / "out")]
-        code, report, message = _convert.run_any(words)
+        code, report, message = _tasks.run_any(words)
         places = (str(self.folder / "in"), self.asked.input), (str(self.folder / "out"), self.asked.out)
         for here, there in places:
             message = message.replace(here, str(there))

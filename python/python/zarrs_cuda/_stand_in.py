@@ -175,6 +175,7 @@ def _stand_in(name: str, text: bytes) -> bytes:
     document = json.loads(text)
     if name == ".zarray":
         document["compressor"] = None
+        document["order"] = "C"
         document["filters"] = _objects_filter(document)
     else:
         document["codecs"] = _v3_codecs(document)
