@@ -117,7 +117,9 @@ pub fn array(place: &Place) -> Result<Opened, Failure> {
 pub fn as_numcodecs_reads(place: &Place, array: Array<Store>) -> Result<Array<Store>, Failure> {
     v2::as_numcodecs_reads(array).map_err(|reason| {
         Failure::failed(format!("cannot read {place} as numcodecs does: {reason}"))
-            .with_remedy("re-encode the array with zarr-python")
+            .with_remedy(
+                "let zarr-python decode it: `python -m zarrs_cuda reencode --decode-with zarr-python IN OUT`",
+            )
     })
 }
 
@@ -327,7 +329,8 @@ fn in_member(place: &Place, store: &Store, failure: Failure) -> Failure {
         "cannot open {place} as a Zarr array: `{path}` in {file} is {value}, and is not understood: {reason}"
     ))
     .with_remedy(
-        "correct this value, or re-encode the array with a program that knows it, such as zarr-python",
+        "correct this value, or let zarr-python decode the array if it knows the value: `python -m zarrs_cuda \
+         reencode --decode-with zarr-python IN OUT`",
     )
 }
 

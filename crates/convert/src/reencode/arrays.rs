@@ -110,7 +110,9 @@ fn must_be_readable(job: &Job<'_>, input: &Input) -> Result<(), Failure> {
         job.input,
         shape_text(&edges(&shape))
     ))
-    .with_remedy("re-encode the array with zarr-python"))
+    .with_remedy(
+        "let zarr-python decode it: `python -m zarrs_cuda reencode --decode-with zarr-python IN OUT`",
+    ))
 }
 
 /// Returns the text of the output's `zarr.json`. It leaves out zarrs' own attribute, so that the attributes

@@ -388,7 +388,9 @@ impl<'a> Job<'a> {
         let encoded = codecs.encoded_representation(&chunk, input.data_type(), input.fill_value());
         encoded.map(drop).map_err(|error| {
             Failure::failed(format!("cannot decode {}: {error}", self.input))
-                .with_remedy("re-encode the array with zarr-python")
+                .with_remedy(
+                    "let zarr-python decode it: `python -m zarrs_cuda reencode --decode-with zarr-python IN OUT`",
+                )
         })
     }
 
