@@ -265,8 +265,9 @@ fn a_writer_from_within_that_extends_the_array_is_alone() {
     extends.append(&slices(end..end + SHARD)).unwrap();
     extends.flush().unwrap();
     let theirs = files_of(directory.path());
-    writer.append(&slices(end..end + SHARD)).unwrap();
-    let error = writer.flush().unwrap_err();
+    // The shard is stored meanwhile, so the call that appends it may fail already.
+    let appended = writer.append(&slices(end..end + SHARD));
+    let error = appended.and_then(|()| writer.flush()).unwrap_err();
     assert!(error.to_string().contains("has the lease"), "{error}");
     assert!(files_of(directory.path()) == theirs);
     // It has extended the array.

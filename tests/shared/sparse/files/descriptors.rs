@@ -82,6 +82,7 @@ fn with_few_descriptors() {
     let values: Vec<Value> = (0..ALL).map(|_| Value::default()).collect();
     let (writes, reads) = (Counts::default(), Counts::default());
     let (consolidations, over) = (Counts::default(), AtomicBool::new(false));
+    let hoards = AtomicBool::new(true);
     let begin = Instant::now();
     std::thread::scope(|scope| {
         let (values, writes, reads, over) = (&values, &writes, &reads, &over);
@@ -127,7 +128,7 @@ fn with_few_descriptors() {
         });
         scope.spawn(|| {
             let mut round = 0;
-            while !over.load(Ordering::Relaxed) {
+            while hoards.load(Ordering::Relaxed) {
                 let hoarded = hoard();
                 round += 1;
                 std::thread::sleep(Duration::from_micros(10 * (round % 30)));
@@ -137,6 +138,12 @@ fn with_few_descriptors() {
         });
         for working in working {
             working.join().unwrap();
+        }
+        hoards.store(false, Ordering::Relaxed);
+        // On a busy machine, none may have succeeded yet.
+        let end = Instant::now() + Duration::from_secs(30);
+        while consolidations.right.load(Ordering::Relaxed) == 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
         }
         over.store(true, Ordering::Relaxed);
     });
