@@ -26,7 +26,7 @@ impl Pattern {
 fn reached(pattern: &[u8], path: &str) -> Vec<bool> {
     let mut reached = vec![false; pattern.len() + 1];
     reached[0] = true;
-    close(pattern, &mut reached);
+    close(pattern, &mut reached, true);
     for &byte in path.as_bytes() {
         let mut next = vec![false; pattern.len() + 1];
         for at in (0..pattern.len()).filter(|&at| reached[at]) {
@@ -37,7 +37,7 @@ fn reached(pattern: &[u8], path: &str) -> Vec<bool> {
                 _ => {}
             }
         }
-        close(pattern, &mut next);
+        close(pattern, &mut next, byte == b'/');
         reached = next;
     }
     reached
@@ -49,8 +49,9 @@ fn is_double(pattern: &[u8], at: usize) -> bool {
         || at.checked_sub(1).map(|before| pattern[before]) == Some(b'*')
 }
 
-/// Adds the positions that are reached without a character: behind a star, and behind `**/`.
-fn close(pattern: &[u8], reached: &mut [bool]) {
+/// Adds the positions that are reached without a character: behind a star and, where a name begins in the path, behind
+/// `**/`.
+fn close(pattern: &[u8], reached: &mut [bool], name_begins: bool) {
     for at in 0..pattern.len() {
         if !reached[at] {
             continue;
@@ -59,7 +60,7 @@ fn close(pattern: &[u8], reached: &mut [bool]) {
             reached[at + 1] = true;
         }
         let is_begin = at == 0 || pattern[at - 1] == b'/';
-        if is_begin && pattern[at..].starts_with(b"**/") {
+        if name_begins && is_begin && pattern[at..].starts_with(b"**/") {
             reached[at + 3] = true;
         }
     }

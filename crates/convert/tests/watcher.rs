@@ -103,6 +103,7 @@ fn runs_are_stopped_and_gone_on_with() {
     let mut reencode = Reencode::new(input.clone(), encoded.clone());
     reencode.shapes.shard = Some(vec![32.try_into().unwrap(); 2]);
     reencode.shapes.subchunk = Some(vec![16.try_into().unwrap(); 2]);
+    reencode.threads = 1; // one shard at once
     // A shard of 32 × 32 elements of 2 bytes.
     let (stops, report) = stopped_and_gone_on_with(&encoded, 2 * 32 * 32, |watcher| {
         let mut reencode = reencode.clone();
