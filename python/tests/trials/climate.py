@@ -298,7 +298,7 @@ def programs_share_regions(of: Round) -> None:
             of.counts["programs that were killed"] += len(pending)
     group = zarr.open_group(path, mode="r+", use_consolidated=False)
     if mode == "shared":
-        for part in range(2):
+        for part in (1, 2):
             zarrs_cuda.consolidate(group, (part, 2))
         zarrs_cuda.consolidate(group, discard_invalid=True)
     check(path, data, f"{mode}: regions {boxes}")

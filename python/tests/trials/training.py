@@ -277,7 +277,7 @@ def train(of: Round, store: Any, batches: int) -> Samples:
         # Before the shards are packed.
         read(of, array, samples, max(batches // 10, 20))
     with Crew() as crew:
-        for part in range(2):
+        for part in (1, 2):
             crew.start(pack, array, (part, 2))
         packed = sum(said[0] for _, said in crew.ended(0))
     of.counts["shards that were packed"] += packed
