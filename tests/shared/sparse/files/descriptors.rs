@@ -70,6 +70,14 @@ impl Counts {
     fn add(count: &AtomicUsize) {
         count.fetch_add(1, Ordering::Relaxed);
     }
+
+    /// Waits until a call has succeeded: on a busy machine, none may have yet.
+    fn wait_for_one(&self) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while self.right.load(Ordering::Relaxed) == 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 #[test]
@@ -81,8 +89,8 @@ fn with_few_descriptors() {
     let adapters: Vec<_> = (0..=WRITERS).map(|_| open(&folder)).collect();
     let values: Vec<Value> = (0..ALL).map(|_| Value::default()).collect();
     let (writes, reads) = (Counts::default(), Counts::default());
-    let (consolidations, over) = (Counts::default(), AtomicBool::new(false));
-    let hoards = AtomicBool::new(true);
+    let consolidations = Counts::default();
+    let [over, hoards] = [false, true].map(AtomicBool::new);
     let begin = Instant::now();
     std::thread::scope(|scope| {
         let (values, writes, reads, over) = (&values, &writes, &reads, &over);
@@ -140,11 +148,7 @@ fn with_few_descriptors() {
             working.join().unwrap();
         }
         hoards.store(false, Ordering::Relaxed);
-        // On a busy machine, none may have succeeded yet.
-        let end = Instant::now() + Duration::from_secs(30);
-        while consolidations.right.load(Ordering::Relaxed) == 0 && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        consolidations.wait_for_one();
         over.store(true, Ordering::Relaxed);
     });
     // Another process reads and packs each subchunk.
@@ -153,11 +157,9 @@ fn with_few_descriptors() {
         let (least, most) = *values[subchunk as usize].lock().unwrap();
         (least..=most).contains(&read)
     };
-    for subchunk in 0..ALL {
-        if !is_right(read(&array, subchunk).unwrap(), subchunk) {
-            Counts::add(&writes.lost);
-        }
-    }
+    let is_lost = |subchunk: &u64| !is_right(read(&array, *subchunk).unwrap(), *subchunk);
+    let lost = (0..ALL).filter(is_lost).count();
+    writes.lost.store(lost, Ordering::Relaxed);
     let in_frames: Vec<_> = (0..ALL)
         .map(|subchunk| read(&array, subchunk).unwrap())
         .collect();
