@@ -1,5 +1,7 @@
 //! Writes reports of `zarrs-cuda reencode` as text for people and as JSON.
 
+use std::num::NonZeroU64;
+
 use serde_json::{Value, json};
 use zarrs_cuda_convert::words::{bytes_text, counted};
 use zarrs_cuda_convert::{ArrayReport, DryRun, GroupReport, PartReport, PartState, Work};
@@ -126,12 +128,7 @@ fn part_state(report: &PartReport) -> String {
             )
         }
         PartState::Made { missing } => {
-            format!(
-                "{made}\n{} of {parts} parts {} missing: {}",
-                missing.len(),
-                is_or_are(missing.len()),
-                numbers(missing)
-            )
+            format!("{made}\n{}", missing_text(parts, missing))
         }
         PartState::Completed => {
             format!("{made}\nall {parts} parts are made: {output} can be read{without}")
@@ -155,6 +152,16 @@ pub(crate) fn without(left_out: &[String]) -> String {
         [] => String::new(),
         left_out => format!(", without {}", left_out.join(", ")),
     }
+}
+
+/// Returns the sentence on the parts that are missing.
+pub(crate) fn missing_text(parts: NonZeroU64, missing: &[u64]) -> String {
+    format!(
+        "{} of {parts} parts {} missing: {}",
+        missing.len(),
+        is_or_are(missing.len()),
+        numbers(missing)
+    )
 }
 
 /// Returns the verb for so many things.

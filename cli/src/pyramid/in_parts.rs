@@ -12,7 +12,8 @@ use zarrs_cuda_convert::{Apart, Failure, Part, PartApart, Place, RunApart, is_in
 use super::image::Image;
 use super::plan::Plan;
 use super::{Args, Common};
-use crate::reports::{is_or_are, numbers};
+use crate::reencode::shared;
+use crate::reports::missing_text;
 
 /// The answer to a process that joins a run.
 pub(super) enum Joined {
@@ -45,11 +46,10 @@ pub(super) fn join(
     plan: &Plan,
     chunks: &Chunks,
 ) -> Result<Option<Joined>, Failure> {
-    let parts = match (args.prepare, args.part) {
-        (Some(parts), _) => Part::new(1, parts)?.of(),
-        (None, Some(part)) => part.of(),
-        (None, None) => return Ok(None),
+    let Some(shared) = shared(args.prepare, args.part)? else {
+        return Ok(None);
     };
+    let parts = shared.parts();
     let mut levels = plan.json("");
     for level in levels["levels"].as_array_mut().into_iter().flatten() {
         // Another process may have completed the levels.
@@ -74,7 +74,7 @@ pub(super) fn join(
         paths: plan.names().into_iter().skip(1).collect(),
     };
     let shown = &args.image;
-    Ok(Some(match run.join(parts, args.part)? {
+    Ok(Some(match run.join(parts, shared.part())? {
         Apart::Begun(part) => Joined::Make(part),
         Apart::WasMade(missing) => Joined::Nothing(
             format!(
@@ -114,13 +114,4 @@ pub(super) fn mark(args: &Args, part: &PartApart, json: &mut Value) -> Result<St
         missing_text(parts, &missing)
     };
     Ok([&[state], &notes[..]].concat().join("\n"))
-}
-
-fn missing_text(parts: NonZeroU64, missing: &[u64]) -> String {
-    format!(
-        "{} of {parts} parts {} missing: {}",
-        missing.len(),
-        is_or_are(missing.len()),
-        numbers(missing)
-    )
 }

@@ -367,7 +367,7 @@ mod tests {
         assert!(parts(1024).are_whole());
         assert!(!parts(256).are_whole());
         assert!(parts(256).threads == 4);
-        // A shard has 128 MiB, five of which are in memory.
+        // A shard has 128 MiB, and five buffers of this size are in memory.
         let at_once = [256, 1024, 1300, 2000, 2700, 1 << 20].map(|memory| parts(memory).at_once());
         assert_eq!(at_once, [1, 1, 2, 3, 4, 4]);
     }

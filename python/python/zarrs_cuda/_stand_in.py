@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _FILES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
-# Filters of numcodecs that make bytes of texts, of which zarr-python 3 makes no data type.
+# Filters of numcodecs that encode texts. zarr-python 3 has no data type for such arrays.
 _OF_TEXT = ("json2", "msgpack2", "categorize")
 # Filters of objects that zarr-python 3 opens.
 _KNOWN = ("vlen-utf8", "vlen-bytes")
@@ -51,7 +51,7 @@ class Nodes(NamedTuple):
 
 
 class _Texts:
-    """A filter that decodes objects, all of which have to be texts."""
+    """A filter that decodes objects. Each object has to be a text."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.codec_id = str(config["id"])

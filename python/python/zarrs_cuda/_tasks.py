@@ -222,7 +222,7 @@ def _version() -> str:
 
 
 def _workers(client: Client, resources: Mapping[str, float]) -> dict[str, Any]:
-    """Return the workers of a client, all of which can do parts.
+    """Return the workers of a client. Every worker can do parts.
 
     Raises
     ------

@@ -20,16 +20,14 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<DryRun, 
             "the work that is left is not told: --dry-run excludes --resume",
         ));
     }
-    let (parts, chosen) = match settings.shared {
-        None => (NonZeroU64::MIN, None),
-        Some(Shared::Prepare { parts }) => (parts, None),
-        Some(Shared::Part(part)) => (part.of(), Some(part)),
-    };
+    let parts = settings.shared.map_or(NonZeroU64::MIN, Shared::parts);
+    let chosen = settings.shared.and_then(Shared::part);
     let whole = Whole::of(settings, parts, watcher)?;
     if !settings.overwrite && !Target::new(&settings.output)?.is_in_parts()? {
         whole.must_be_free()?;
     }
-    let starts = whole.starts()?;
+    let covered = whole.all_covered()?;
+    let starts = whole.starts_of(&covered);
     let mut works = Vec::new();
     for number in 1..=parts.get() {
         works.push(PartWork {
@@ -39,10 +37,10 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<DryRun, 
         });
     }
     let mut arrays = Vec::new();
-    for (array, plan) in whole.plans().iter().enumerate() {
+    for (array, (plan, covered)) in whole.plans().iter().zip(&covered).enumerate() {
         let memory = plan.shapes.parts.most_bytes();
         let mut sum = Work::default();
-        for (position, _, region) in whole.covered(array, &plan.output)?.regions() {
+        for (position, _, region) in covered.regions() {
             let work = plan.work(&region);
             sum.add(work);
             let shard = PartStart {

@@ -70,10 +70,7 @@ pub(super) fn run(
              OUT/ARRAY --against IN/ARRAY` for each array when all parts are made",
         ));
     }
-    let (parts, part) = match shared {
-        Shared::Prepare { parts } => (parts, None),
-        Shared::Part(part) => (part.of(), Some(part)),
-    };
+    let (parts, part) = (shared.parts(), shared.part());
     if settings.overwrite && part.is_some() {
         return Err(Failure::usage(
             "a part replaces nothing that is stored: --overwrite is for --prepare, which is run once before all parts",
@@ -108,18 +105,8 @@ pub(super) fn run(
         Joined::Run(run) => run,
         Joined::Done => return Ok(whole.report(Some(part), PartState::WasComplete)),
     };
-    let made = whole.make(&run, part);
-    // Another process may have made this part, and completed the run: then it does not matter why this one stopped.
-    match made {
-        Err(failure) if !run.is_complete().unwrap_or(false) => {
-            run.goes_on()?; // a plan that was replaced is the reason, and has another remedy
-            Err(failure.with_remedy(format!(
-                "run the same command again: shards of {output} that are stored stay"
-            )))
-        }
-        Err(_) => Ok(whole.report(Some(part), PartState::WasComplete)),
-        Ok(made) => Ok(made),
-    }
+    let made = run.unless_complete(whole.make(&run, part))?;
+    Ok(made.unwrap_or_else(|| whole.report(Some(part), PartState::WasComplete)))
 }
 
 impl<'a> Whole<'a> {
@@ -196,13 +183,33 @@ impl<'a> Whole<'a> {
     }
 
     /// Returns the shards of the array number `array` to work on.
-    pub(super) fn covered<'p>(
+    fn covered<'p>(
         &'p self,
         array: usize,
         output: &'p OutputArray,
     ) -> Result<Covered<'p>, Failure> {
         let plan = &self.plans[array];
         Covered::of(&plan.opened, &plan.chunks, &plan.input, output)
+    }
+
+    /// Returns the shards of each array to work on.
+    pub(super) fn all_covered(&self) -> Result<Vec<Covered<'_>>, Failure> {
+        let arrays = self.plans.iter().enumerate();
+        arrays
+            .map(|(array, plan)| self.covered(array, &plan.output))
+            .collect()
+    }
+
+    /// Returns the first shard of each part, if these are the shards of each array.
+    pub(super) fn starts_of(&self, covered: &[Covered<'_>]) -> Vec<PartStart> {
+        let shards = covered.iter().zip(&self.plans).enumerate();
+        let shards = shards.flat_map(|(array, (covered, plan))| {
+            let element = element_bytes(&plan.output);
+            covered.sizes().map(move |(shard, elements)| {
+                (PartStart { array, shard }, elements.saturating_mul(element))
+            })
+        });
+        shared_run::starts(shards, self.wanted.parts)
     }
 
     /// Deletes the output of an earlier run.
@@ -310,18 +317,7 @@ impl Output for Whole<'_> {
     }
 
     fn starts(&self) -> Result<Vec<PartStart>, Failure> {
-        let covered: Result<Vec<_>, Failure> = (0..self.plans.len())
-            .map(|array| self.covered(array, &self.plans[array].output))
-            .collect();
-        let covered = covered?;
-        let shards = covered.iter().zip(&self.plans).enumerate();
-        let shards = shards.flat_map(|(array, (covered, plan))| {
-            let element = element_bytes(&plan.output);
-            covered.sizes().map(move |(shard, elements)| {
-                (PartStart { array, shard }, elements.saturating_mul(element))
-            })
-        });
-        Ok(shared_run::starts(shards, self.wanted.parts))
+        Ok(self.starts_of(&self.all_covered()?))
     }
 }
 

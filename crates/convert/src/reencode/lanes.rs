@@ -14,7 +14,7 @@ pub(super) struct Lanes<I> {
 }
 
 impl<I: Iterator + Send> Lanes<I> {
-    /// Calls `lane` on `count` threads, each of which takes shards with [`next`](Self::next).
+    /// Calls `lane` on `count` threads. Each lane takes shards with [`next`](Self::next).
     ///
     /// # Errors
     /// The failure of one of the lanes. The others finish the shards that they have taken.

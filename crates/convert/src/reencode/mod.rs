@@ -250,6 +250,24 @@ pub enum Shared {
     Part(Part),
 }
 
+impl Shared {
+    /// Returns the number of parts.
+    pub fn parts(self) -> NonZeroU64 {
+        match self {
+            Self::Prepare { parts } => parts,
+            Self::Part(part) => part.of(),
+        }
+    }
+
+    /// Returns the part that the process makes; `None` if it makes none.
+    pub fn part(self) -> Option<Part> {
+        match self {
+            Self::Prepare { .. } => None,
+            Self::Part(part) => Some(part),
+        }
+    }
+}
+
 /// The existing outputs to which a run may write.
 #[derive(Clone, Copy)]
 struct Mode {

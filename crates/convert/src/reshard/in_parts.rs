@@ -36,10 +36,7 @@ pub(super) fn run(
     shared: Shared,
     watcher: &dyn Watcher,
 ) -> Result<PartReport, Failure> {
-    let (parts, part) = match shared {
-        Shared::Prepare { parts } => (parts, None),
-        Shared::Part(part) => (part.of(), Some(part)),
-    };
+    let (parts, part) = (shared.parts(), shared.part());
     must_be_few(parts)?;
     match settings.layout {
         Some(Layout::Shards(_)) => {}
@@ -63,18 +60,10 @@ pub(super) fn run(
     match (joined, part) {
         (Joined::Done, part) => Ok(whole.report(part, PartState::WasComplete)),
         (Joined::Run(_), None) => Ok(whole.report(None, PartState::Prepared)),
-        (Joined::Run(run), Some(part)) => match whole.make(&run, part, watcher) {
-            // Another process may have made this part, and completed the run.
-            Err(failure) if !run.is_complete().unwrap_or(false) => {
-                run.goes_on()?; // a plan that was replaced is the reason, and has another remedy
-                Err(failure.with_remedy(format!(
-                    "run the same command again: shards of {} that are stored stay",
-                    settings.output
-                )))
-            }
-            Err(_) => Ok(whole.report(Some(part), PartState::WasComplete)),
-            made => made,
-        },
+        (Joined::Run(run), Some(part)) => {
+            let made = run.unless_complete(whole.make(&run, part, watcher))?;
+            Ok(made.unwrap_or_else(|| whole.report(Some(part), PartState::WasComplete)))
+        }
     }
 }
 

@@ -197,7 +197,6 @@ struct Readable<'a> {
     /// The metadata of the input.
     document: Map<String, Value>,
     side: Side,
-    evidence: Evidence,
 }
 
 impl<'a> Readable<'a> {
@@ -207,13 +206,11 @@ impl<'a> Readable<'a> {
         let side = Side::of(&document).map_err(|reason| settings.cannot_move(reason))?;
         must_lie_apart(&settings.input, &settings.output)?;
         must_not_be_in_an_array(&settings.output)?;
-        let evidence = Evidence::of(&settings.input, &*open::store(&settings.input)?.store)?;
         Ok(Self {
             input,
             output,
             document,
             side,
-            evidence,
         })
     }
 }
@@ -241,7 +238,6 @@ impl<'a> Prepared<'a> {
             output,
             document,
             side,
-            ..
         } = readable;
         let (wanted, goal) = goal(settings, &document, &side, before)?;
         let metadata = metadata_text([input, output], &wanted)?;
@@ -286,7 +282,8 @@ impl<'a> Prepared<'a> {
 fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
     let calls_before = codec_calls();
     let readable = Readable::of(settings)?;
-    let (output, evidence) = (readable.output, readable.evidence.clone());
+    let output = readable.output;
+    let evidence = Evidence::of(&settings.input, &*open::store(&settings.input)?.store)?;
     let before = target::look(output, &evidence, None)?;
     let prepared = Prepared::new(settings, readable, &before)?;
     let Prepared {

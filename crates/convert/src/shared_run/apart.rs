@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::plan::{MadeApart, PartStart, Wanted};
-use super::{Joined, Made, Marked, Output, Part, SharedRun};
+use super::{Joined, Made, Marked, Output, Part, SharedRun, key};
 use crate::consolidated;
 use crate::evidence::{self, hash};
 use crate::failure::Failure;
@@ -101,9 +101,14 @@ impl RunApart<'_> {
         }
         let directory = directory_of(self.group, &run.name);
         let doing = format!("make {}", directory.display());
+        begin(&directory, self.input).map_err(Failure::to(&doing))?;
         let apart = run.plan.made_apart.as_ref();
-        let text = apart.and_then(|apart| apart.group.as_deref());
-        begin(&directory, self.input, text).map_err(Failure::to(&doing))?;
+        if let Some(text) = apart.and_then(|apart| apart.group.clone()) {
+            // Another part may have made it, and its levels may be described in it already.
+            let key = key(&format!("{}/{GROUP}", name_of_made(&run.name)));
+            let created = key.and_then(|key| run.creating.create(&key, text.into()));
+            created.map_err(Failure::to(&doing))?;
+        }
         Ok(Apart::Begun(PartApart {
             run,
             part,
@@ -153,11 +158,6 @@ impl PartApart {
         let Marked { missing, notes } = self.run.mark(self.part, Made::default())?;
         Ok((missing.iter().map(|part| part + 1).collect(), notes))
     }
-
-    /// Returns whether the run is complete: another process may have made this part, too.
-    pub fn is_complete(&self) -> bool {
-        self.run.is_complete().unwrap_or(false)
-    }
 }
 
 /// Returns a hash of the metadata of the input, without the names of dimensions: the first part gives level 0 the names of
@@ -174,20 +174,17 @@ fn hash_of_metadata(path: &Path) -> Result<u64, Failure> {
 
 /// Returns the directory for the output of the run whose plan has this name.
 fn directory_of(group: &Path, plan: &str) -> PathBuf {
-    group.join(RUN).join(format!("made-{plan}"))
+    group.join(RUN).join(name_of_made(plan))
 }
 
-/// Makes `directory` a group with the input and with this text of its `zarr.json`.
-fn begin(directory: &Path, input: &str, group: Option<&str>) -> io::Result<()> {
+fn name_of_made(plan: &str) -> String {
+    format!("made-{plan}")
+}
+
+/// Makes `directory`, with a link to the input.
+fn begin(directory: &Path, input: &str) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    link(&Path::new("../..").join(input), &directory.join(input))?;
-    let Some(text) = group else {
-        return Ok(());
-    };
-    let new = zarrs_cuda::storage::NewFile::beside(&directory.join(GROUP))?;
-    io::Write::write_all(&mut new.file(), text.as_bytes())?;
-    new.create_at(&directory.join(GROUP), zarrs_cuda::storage::Durable::Bytes)?;
-    Ok(())
+    link(&Path::new("../..").join(input), &directory.join(input))
 }
 
 fn link(to: &Path, at: &Path) -> io::Result<()> {

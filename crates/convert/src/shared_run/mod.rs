@@ -273,6 +273,28 @@ impl SharedRun {
         complete.map_err(Failure::to(format_args!("look at {}", self.place)))
     }
 
+    /// Returns what was `made` of a part; `None` if that failed, and the run is complete: another process has made this
+    /// part, so it does not matter why this one stopped.
+    ///
+    /// # Errors
+    /// The failure, or the plan was replaced.
+    pub(crate) fn unless_complete<T>(
+        &self,
+        made: Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        match made {
+            Ok(made) => Ok(Some(made)),
+            Err(_) if self.is_complete().unwrap_or(false) => Ok(None),
+            Err(failure) => {
+                self.goes_on()?; // a plan that was replaced is the reason, and has another remedy
+                Err(failure.with_remedy(format!(
+                    "run the same command again: shards of {} that are stored stay",
+                    self.place
+                )))
+            }
+        }
+    }
+
     /// Opens the store of the array at `path`, in which shards are created.
     pub(crate) fn store_of_array(&self, path: &str) -> Result<CreatingStore, Failure> {
         let creating = Creating::open(&self.place.join(path), self.plan.may_replace)?;
