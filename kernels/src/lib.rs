@@ -31,6 +31,10 @@ static FRAMES: Module = Module {
     name: "frames",
     text: include_str!("../ptx/frames.ptx"),
 };
+static PLACE: Module = Module {
+    name: "place",
+    text: include_str!("../ptx/place.ptx"),
+};
 static REDUCE: Module = Module {
     name: "reduce",
     text: include_str!("../ptx/reduce.ptx"),
@@ -67,6 +71,11 @@ pub static KERNELS: &[(&str, &Module)] = &[
     ("frame_gzip", &FRAMES),
     ("frame_blosc_layout", &FRAMES),
     ("frame_blosc_streams", &FRAMES),
+    ("place_1", &PLACE),
+    ("place_2", &PLACE),
+    ("place_4", &PLACE),
+    ("place_8", &PLACE),
+    ("place_16", &PLACE),
     ("reduce_mean_1", &REDUCE),
     ("reduce_mean_2", &REDUCE),
     ("reduce_mean_4", &REDUCE),

@@ -6,6 +6,7 @@ pub mod compressed_frames;
 pub mod crc32;
 pub mod crc32c;
 mod fast_division;
+pub mod place;
 pub mod reduce;
 pub mod scatter;
 pub mod shuffle;
@@ -13,3 +14,4 @@ pub mod spans;
 pub mod split;
 #[cfg(test)]
 pub(crate) mod testing;
+mod units;

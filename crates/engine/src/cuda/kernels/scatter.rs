@@ -3,17 +3,16 @@
 mod parameters;
 mod plain;
 mod tiles;
-mod units;
 
 use std::fmt;
 
 use super::spans::Launch;
+use super::units::{WIDEST, gcd, number, period, widest_unit};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::layout::Lift;
 use parameters::{LiftParameters, TileParameters, bytes_of_lift, bytes_of_tile};
 use plain::plain;
 use tiles::tiled;
-use units::{WIDEST, gcd, number, period, widest_unit};
 
 /// The number of threads per block, the same as in the kernels.
 const BLOCK: u32 = 256;

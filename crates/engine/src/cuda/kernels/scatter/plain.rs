@@ -1,8 +1,8 @@
 //! Computes the parameters of the plain kernels.
 
+use super::super::units::{division, number, period};
 use super::ScatterError;
 use super::parameters::{LiftParameters, MAX_DIGITS, UnitDigit};
-use super::units::{division, number, period};
 use crate::layout::{Lift, LiftDigit};
 
 /// Returns the parameters of the plain kernels for the slab of `lift`.

@@ -1,9 +1,9 @@
 //! The parameters of the tiled kernels: how a slab is cut into tiles.
 
+use super::super::units::{division, gcd, number};
 use super::parameters::{
     MAX_GRID_DIGITS, MAX_TILE_DIGITS, TileDigit, TileNumberDigit, TileParameters,
 };
-use super::units::{division, gcd, number};
 use super::{BLOCK, UNITS_PER_BLOCK};
 use crate::layout::{Lift, LiftDigit};
 

@@ -4,7 +4,8 @@ use super::cases;
 use crate::cuda::driver::cuda::gpu_or_skip;
 use crate::cuda::kernels::shuffle::Shuffle;
 use crate::cuda::kernels::{
-    aggregate, chunk_tables, compressed_frames, crc32, crc32c, reduce, scatter, shuffle, split,
+    aggregate, chunk_tables, compressed_frames, crc32, crc32c, place, reduce, scatter, shuffle,
+    split,
 };
 
 macro_rules! checks {
@@ -34,6 +35,7 @@ checks! {
     reduce: reduce::tests::check_reduce;
     reduce_by_every_kernel: |driver, _| reduce::tests::check_every_kernel(driver);
     split: split::tests::check_split;
+    place: place::tests::check_place;
     chunk_tables: chunk_tables::tests::check_chunk_tables;
     crc32: crc32::tests::check_crc32;
     frame_zstd: compressed_frames::tests::check_zstd;

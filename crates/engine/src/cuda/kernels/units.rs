@@ -1,6 +1,6 @@
-//! The unit that the scatter kernels copy, and conversions of numbers for these kernels.
+//! The units that kernels copy, and conversions of numbers for kernels.
 
-use crate::cuda::kernels::fast_division::FastDivision;
+use super::fast_division::FastDivision;
 use crate::layout::Lift;
 
 /// The size of the widest unit, in bytes.
