@@ -98,6 +98,19 @@ fn zip_files_are_read() {
             let verified = said_of(&mut verify, 0);
             assert!(verified.contains("bit for bit"), "{verified}");
         }
+        // The path as the zip file lists it.
+        let array = root.join(format!("{version}-folder.zip/image.zarr/deep/a"));
+        let output = root.join(format!("listed-{version}.zarr"));
+        reencode(&array, &output, &["--verify"], 0);
+    }
+    for kind in ["stored", "deflated"] {
+        let input = root.join(format!("damaged-v3-{kind}.zip"));
+        let output = root.join(format!("out-damaged-{kind}"));
+        let said = reencode(&input, &output, &["--recursive"], 1);
+        assert!(
+            said.contains("noise/c/0/0") && said.contains("CRC-32"),
+            "{said}"
+        );
     }
     let output = root.join("by-zarr");
     reencode(&root.join("by-zarr.zip"), &output, &["--recursive"], 0);

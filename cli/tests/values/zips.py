@@ -13,6 +13,11 @@ def create(store):
         group = zarr.create_group(store, path=f"v{version}", zarr_format=version, attributes={"of": version})
         array = group.create_array("deep/a", shape=(40, 30), chunks=(7, 8), dtype="i4", fill_value=-1)
         array[5:, 3:] = np.arange(35 * 27).reshape(35, 27)
+        # A chunk of 300 kB that does not compress, and one of 2 MB that does.
+        noise = group.create_array("noise", shape=(300, 250), chunks=(150, 250), dtype="u8", compressors=None)
+        noise[:150] = np.random.default_rng(version).integers(2**63, size=(150, 250), dtype="u8")
+        ramp = group.create_array("ramp", shape=(1000, 250), chunks=(1000, 250), dtype="u8", compressors=None)
+        ramp[...] = np.arange(250_000).reshape(1000, 250)
 
 
 def pack(folder, path, method, within=""):
@@ -40,6 +45,13 @@ def make(folder):
     (folder / "no.zip").write_text("this is no zip file")
     (folder / "nothing.zip").write_bytes(b"")
     pack(folder / "no such folder", folder / "empty.zip", zipfile.ZIP_STORED)
+    # A byte in the middle of an entry is another one.
+    for name in ("v3-stored.zarr.zip", "v3-deflated.ozx"):
+        damaged = bytearray((folder / name).read_bytes())
+        with zipfile.ZipFile(folder / name) as file:
+            entry = file.getinfo("noise/c/0/0")
+        damaged[entry.header_offset + entry.compress_size // 2] ^= 0x10
+        (folder / f"damaged-{name.split('.')[0]}.zip").write_bytes(damaged)
     # Entries that are encrypted, as the flags of their headers say.
     encrypted = bytearray((folder / "v3-deflated.ozx").read_bytes())
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
