@@ -73,8 +73,6 @@ def plate(tmp_path: Path) -> Path:
     return tmp_path / "old"
 
 
-# OME-Zarr 0.5 has the version in `ome` alone.
-@pytest.mark.filterwarnings("ignore:'version' field not specified")
 def test_a_plate(plate: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     zarrs_cuda.reencode(plate, new, recursive=True)

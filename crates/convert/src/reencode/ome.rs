@@ -113,7 +113,8 @@ fn members_of(group: &str, attributes: &Members) -> Vec<&'static str> {
     names
 }
 
-/// Returns a member without the version that 0.4 has in it.
+/// Returns a member without the version that 0.4 has in it. A plate keeps a version, which is the new one: programs
+/// expect it there, as in `ome`.
 fn without_version(name: &str, value: &RawValue) -> Result<Box<RawValue>, String> {
     let one = |mut members: Members| match members.remove("version") {
         Some(version) if !matches!(version.get(), "\"0.4\"" | "null") => {
@@ -131,7 +132,11 @@ fn without_version(name: &str, value: &RawValue) -> Result<Box<RawValue>, String
         "omero" | "image-label" | "plate" | "well" => {
             let members: Members = serde_json::from_str(value.get())
                 .map_err(|error| format!("`{name}` is not understood: {error}"))?;
-            raw(&one(members)?)
+            let mut members = one(members)?;
+            if name == "plate" {
+                members.insert("version".to_owned(), raw(&"0.5")?);
+            }
+            raw(&members)
         }
         _ => Ok(value.to_owned()),
     }
