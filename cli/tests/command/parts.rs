@@ -536,6 +536,82 @@ fn an_output_is_replaced_by_a_plan() {
     );
 }
 
+/// Files of others in groups stay. A file in the directory of an array is a reason to refuse, as for a run without parts,
+/// before anything is deleted: also in an output whose parts are not all made.
+#[test]
+fn an_output_with_files_of_others_is_replaced_or_stays() {
+    let case = Case::new();
+    let again = "--prepare 2 --overwrite --codec zstd:5";
+    for (number, foreign) in ["notes.txt", "deep/notes.txt"].into_iter().enumerate() {
+        for first in ["", "--part 1/3"] {
+            let out = format!("out{number}{}", first.len());
+            case.run(&out, first, 0);
+            let note = case.path(&out).join(foreign);
+            fs::create_dir_all(note.parent().unwrap()).unwrap();
+            fs::write(&note, "mine").unwrap();
+            let said = case.run(&out, again, 0);
+            assert!(said.contains("planned in 2 parts"), "{said}");
+            assert_eq!(
+                case.output(&out).into_keys().collect::<Vec<_>>(),
+                [Path::new(foreign)]
+            );
+            // The same again, for a plan and for an output that are there.
+            case.run(&out, again, 0);
+            for part in ["1/2", "2/2"] {
+                case.run(&out, &format!("--codec zstd:5 --part {part}"), 0);
+            }
+            assert_eq!(case.status(&out)["is_complete"], true);
+            case.run(&out, again, 0);
+            assert_eq!(fs::read_to_string(&note).unwrap(), "mine");
+        }
+    }
+    for first in ["", "--part 1/3"] {
+        let out = format!("refused{}", first.len());
+        case.run(&out, first, 0);
+        let note = case.path(&out).join("a/notes.txt");
+        fs::write(&note, "mine").unwrap();
+        let all = || {
+            let files = files(&case.path(&out)).into_iter();
+            files
+                .map(|file| (fs::read(&file).unwrap(), file))
+                .collect::<Vec<_>>()
+        };
+        let before = all();
+        for more in [again, "--overwrite"] {
+            let said = case.run(&out, more, 1);
+            assert!(
+                said.contains("a/notes.txt is not a part of the array"),
+                "{said}"
+            );
+            assert!(all() == before, "{more}: files were deleted or made");
+        }
+        fs::remove_file(note).unwrap();
+        case.run(&out, again, 0);
+    }
+    // One array, whose parts are not all made.
+    let run = |more: &str, code| {
+        let mut command = program();
+        command
+            .arg("reencode")
+            .arg(case.path("in/a"))
+            .arg(case.path("array"));
+        command
+            .args("--shard 8,8 --subchunk 4,4".split(' '))
+            .args(more.split(' '));
+        said_with_code(&command.output().unwrap(), code)
+    };
+    run("--part 1/3", 0);
+    fs::write(case.path("array/notes.txt"), "mine").unwrap();
+    let mut before = files(&case.path("array"));
+    before.sort();
+    for more in ["--prepare 2 --overwrite", "--overwrite"] {
+        run(more, 1);
+        let mut after = files(&case.path("array"));
+        after.sort();
+        assert_eq!(after, before, "{more}");
+    }
+}
+
 /// The job of the example for Slurm.
 #[test]
 fn the_job_of_the_example() {

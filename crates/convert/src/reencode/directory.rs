@@ -15,8 +15,13 @@ use crate::failure::Failure;
 use crate::open::{is_array, is_group, is_of_run, is_of_writer, read_file};
 use crate::replace::KeptTemporaries;
 
-/// Returns the state of the directory. A marker that `claim` has just made does not count.
-pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {
+/// Returns the state of the directory. A marker that `claim` has just made does not count. `is_of_parts`: whether a run
+/// in parts makes an array or a group there.
+pub(super) fn look(
+    path: &Path,
+    claim: Option<&Claim>,
+    is_of_parts: bool,
+) -> Result<Found, Failure> {
     let doing = format!("look at {}", path.display());
     let marker = path.join(INCOMPLETE);
     let is_new = claim.is_some_and(|claim| !claim.was_there());
@@ -48,10 +53,12 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
         Err(error) => return Err(Failure::to(&doing)(error)),
     };
     let (is_array, is_group) = (is_array(path)?, is_group(path)?);
-    // Look for foreign files only in an array or beside a marker: in a group, the directories of arrays are
-    // no foreign files.
+    // Look for foreign files only in an array, beside a marker, and where a run in parts has begun: in a group, the
+    // directories of arrays are no foreign files.
     let files = match () {
-        () if is_array || marker.is_some() => files(path).map_err(Failure::to(&doing))?,
+        () if is_array || marker.is_some() || is_of_parts => {
+            files(path).map_err(Failure::to(&doing))?
+        }
         () => Files::default(),
     };
     let values = files.files.iter().filter(|file| {
@@ -265,7 +272,7 @@ mod tests {
         let array = folder.path().join("array");
         fs::create_dir(&array).unwrap();
         fs::write(array.join("zarr.json.__lock"), "").unwrap();
-        assert!(look(&array, None).unwrap().is_empty);
+        assert!(look(&array, None, false).unwrap().is_empty);
         fs::create_dir_all(array.join("c/0")).unwrap();
         for name in ["c/0/1", "c/0/1.__lock", "c/0/2.__lock", "zarr.json"] {
             fs::write(
@@ -274,7 +281,7 @@ mod tests {
             )
             .unwrap();
         }
-        let found = look(&array, None).unwrap();
+        let found = look(&array, None, false).unwrap();
         assert!(!found.is_empty && found.foreign.is_none());
         let lock = LockFile::try_take(&array.join("c/0/2")).unwrap();
         let mut claim = claim(&array).unwrap();

@@ -1,5 +1,6 @@
 //! Re-encodes one part of an array or a group, or plans the parts. `shared_run` has the protocol.
 
+use std::cell::RefCell;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::nodes::{Hierarchy, hierarchy, not_found};
 use super::report::{PartReport, PartState};
 use super::resume::Stored;
 use super::same_run::arguments_of_group;
-use super::target::Target;
+use super::target::{Begun, Target};
 use super::{Job, Plan, Reencode, Shared, not_begun};
 use crate::evidence::{self, hash};
 use crate::failure::Failure;
@@ -87,12 +88,10 @@ pub(super) fn run(
     let output = &settings.output;
     let Some(part) = part else {
         if settings.overwrite {
-            // Nothing but a record may be there, also after a process that was killed when it had deleted all.
-            let target = Target::new(output)?;
-            if !target.is_in_parts()? && whole.must_be_free().is_ok() {
-                target.forget_parts()?;
-            } else {
-                whole.delete_output()?;
+            if whole.replaces_nothing()? {
+                Target::new(output)?.forget_parts()?; // the record of an earlier run may be there
+            } else if let Some(plan) = whole.plans.first() {
+                return whole.replace(plan);
             }
         }
         let state = match SharedRun::join(output, &whole.wanted, true, &whole)? {
@@ -212,11 +211,33 @@ impl<'a> Whole<'a> {
         shared_run::starts(shards, self.wanted.parts)
     }
 
-    /// Deletes the output of an earlier run.
-    fn delete_output(&self) -> Result<(), Failure> {
+    /// Returns whether nothing is stored at the output but what earlier runs leave, also when they were killed.
+    fn replaces_nothing(&self) -> Result<bool, Failure> {
+        Ok(!Target::new(self.output)?.is_in_parts()? && must_be_free(self.output).is_ok())
+    }
+
+    /// Checks that the run may replace what is stored, as a run without parts does. The plan of each array has checked
+    /// the files in its directory. Writes nothing.
+    pub(super) fn must_be_replaceable(&self) -> Result<(), Failure> {
         let Some(plan) = self.plans.first() else {
             return Ok(());
         };
+        if self.replaces_nothing()? {
+            return Ok(());
+        }
+        let settings = plan.job.settings;
+        let target = Target::new(self.output)?;
+        if !settings.recursive {
+            return target.check(settings.mode(), &plan.run, false);
+        }
+        let paths = self.wanted.nodes.iter().map(|node| &*node.path);
+        target.check_group(settings.mode(), &plan.run, &paths.collect())?;
+        Ok(())
+    }
+
+    /// Deletes the output of an earlier run, and plans this one. `plan` is that of any array.
+    fn replace(&self, plan: &Plan<'_>) -> Result<PartReport, Failure> {
+        self.must_be_replaceable()?;
         let settings = plan.job.settings;
         let node = if settings.recursive {
             found::Node::Group
@@ -224,12 +245,6 @@ impl<'a> Whole<'a> {
             found::Node::Array
         };
         let target = Target::new(&settings.output)?;
-        if settings.recursive {
-            let paths = self.wanted.nodes.iter().map(|node| &*node.path);
-            target.check_group(settings.mode(), &plan.run, &paths.collect())?;
-        } else {
-            target.check(settings.mode(), &plan.run)?;
-        }
         let begun = target.begin(settings.mode(), &plan.run, node)?;
         // Deleted arrays leave a marker, which a run would take over.
         for node in &self.wanted.nodes {
@@ -240,15 +255,25 @@ impl<'a> Whole<'a> {
                 target.store.erase(&marker).map_err(Failure::to(&doing))?;
             }
         }
-        begun.remove_marker()?;
         if let Place::Directory(root) = &settings.output {
             let mut paths: Vec<&str> = self.wanted.nodes.iter().map(|node| &*node.path).collect();
             paths.sort_unstable();
-            for path in paths.iter().rev() {
+            for path in paths.iter().rev().filter(|path| !path.is_empty()) {
                 let _ = std::fs::remove_dir(root.join(path)); // other files may be there
             }
         }
-        Ok(())
+        // The marker stays until the plan is there. If this process is killed before that, the next one finds an
+        // output that it may replace, whatever other files are in it.
+        let emptied = Emptied {
+            whole: self,
+            target: &target,
+            begun: RefCell::new(Some(begun)),
+        };
+        let state = match SharedRun::join(self.output, &self.wanted, true, &emptied)? {
+            Joined::Run(_) => PartState::Prepared,
+            Joined::Done => PartState::WasComplete,
+        };
+        Ok(self.report(None, state))
     }
 
     /// Makes the shards of `part`, and marks it. Completes the run if this was the last part.
@@ -318,6 +343,39 @@ impl Output for Whole<'_> {
 
     fn starts(&self) -> Result<Vec<PartStart>, Failure> {
         Ok(self.starts_of(&self.all_covered()?))
+    }
+}
+
+/// An output that this process has emptied, except for files that are no part of an array.
+struct Emptied<'a> {
+    whole: &'a Whole<'a>,
+    target: &'a Target,
+    /// The claim on the output, until the plan is made.
+    begun: RefCell<Option<Begun<'a>>>,
+}
+
+impl Output for Emptied<'_> {
+    fn must_be_free(&self) -> Result<(), Failure> {
+        let nodes = self.target.nodes()?;
+        let found = self.target.look_at()?;
+        if nodes.is_empty() && !found.is_array && !found.is_group {
+            return Ok(());
+        }
+        let output = self.whole.output;
+        Err(Failure::failed(format!(
+            "another program writes to {output} at the same time"
+        ))
+        .with_remedy("let no other program write there, and run the same command again"))
+    }
+
+    fn must_not_be_claimed(&self) -> Result<(), Failure> {
+        // No other run has claimed the output, because this one had.
+        let begun = self.begun.take();
+        begun.map_or(Ok(()), Begun::remove_marker)
+    }
+
+    fn starts(&self) -> Result<Vec<PartStart>, Failure> {
+        self.whole.starts()
     }
 }
 

@@ -371,13 +371,11 @@ impl<'a> Job<'a> {
             };
         }
         if !is_done {
-            // Arrays that a run in parts has begun have no marker, before this run replaces all of them.
-            let replaces_parts = || {
+            // Parts replace nothing: `in_parts.rs` looks whether the whole output is free.
+            if self.settings.shared.is_none() || mode.overwrite {
                 let root = Target::new(&self.settings.output)?;
-                Ok::<_, Failure>(mode.overwrite && root.is_in_parts()?)
-            };
-            if self.settings.shared.is_none() && !replaces_parts()? {
-                target.check(mode, &run)?;
+                let is_of_parts = mode.overwrite && root.has_array_in_parts(&self.path)?;
+                target.check(mode, &run, is_of_parts)?;
             }
             self.must_be_read(&chunks, &input, &shapes)?;
         }

@@ -36,7 +36,7 @@ impl Target {
 
     /// Returns the state of the target.
     pub(super) fn look_at(&self) -> Result<Found, Failure> {
-        self.look(None)
+        self.look(None, false)
     }
 
     /// Returns whether a run without parts has claimed the target.
@@ -46,13 +46,15 @@ impl Target {
         Ok(marker.is_some())
     }
 
-    fn look(&self, claim: Option<&Claim>) -> Result<Found, Failure> {
+    /// Returns the state of the target. `is_of_parts`: whether a run in parts makes it as an array of a group.
+    fn look(&self, claim: Option<&Claim>, is_of_parts: bool) -> Result<Found, Failure> {
+        let is_of_parts = is_of_parts || self.is_in_parts()?;
         let mut found = match &self.place {
-            Place::Directory(path) => directory::look(path, claim)?,
+            Place::Directory(path) => directory::look(path, claim, is_of_parts)?,
             Place::Url(_) => objects::look(&self.place, &self.store)?,
         };
         // A run that replaces what a run in parts has stored takes it for the output of an interrupted run.
-        if found.marker.is_none() && self.is_in_parts()? {
+        if found.marker.is_none() && is_of_parts {
             found.marker = Some(Vec::new());
         }
         Ok(found)
@@ -61,6 +63,13 @@ impl Target {
     /// Returns whether a run in parts makes this output.
     pub(super) fn is_in_parts(&self) -> Result<bool, Failure> {
         shared_run::is_begun(&self.place, &self.store)
+    }
+
+    /// Returns whether a run in parts makes this output, and an array at `path` in it.
+    pub(super) fn has_array_in_parts(&self, path: &str) -> Result<bool, Failure> {
+        let nodes = shared_run::nodes(&self.place, &self.store)?;
+        let mut nodes = nodes.into_iter().flatten();
+        Ok(nodes.any(|(node, is_array)| is_array && node == path))
     }
 
     /// Checks that no run in parts makes this output, unless this run replaces it.
@@ -99,11 +108,12 @@ impl Target {
         .with_remedy("name another OUT, or delete OUT as a whole"))
     }
 
-    /// Checks that `run` may write an array to this target. Writes nothing.
-    pub(super) fn check(&self, mode: Mode, run: &Run) -> Result<(), Failure> {
+    /// Checks that `run` may write an array to this target. Writes nothing. `is_of_parts`: whether a run in parts
+    /// makes it as an array of a group.
+    pub(super) fn check(&self, mode: Mode, run: &Run, is_of_parts: bool) -> Result<(), Failure> {
         self.must_not_be_in_parts(mode)?;
         self.must_be_replaced(&BTreeSet::from([""]), Node::Array)?;
-        let found = self.look(None)?;
+        let found = self.look(None, is_of_parts)?;
         found.start(mode, run, &self.place, Node::Array)?;
         Ok(())
     }
@@ -119,7 +129,7 @@ impl Target {
     ) -> Result<Option<Changes>, Failure> {
         self.must_not_be_in_parts(mode)?;
         self.must_be_replaced(members, Node::Group)?;
-        let found = self.look(None)?;
+        let found = self.look(None, false)?;
         let start = found.start(mode, run, &self.place, Node::Group)?;
         let nodes = self.nodes()?;
         if let Some(foreign) = nodes.iter().find(|node| !members.contains(node.as_str())) {
@@ -136,7 +146,7 @@ impl Target {
     }
 
     /// Returns the paths of the arrays and groups below the target.
-    fn nodes(&self) -> Result<BTreeSet<String>, Failure> {
+    pub(super) fn nodes(&self) -> Result<BTreeSet<String>, Failure> {
         match &self.place {
             Place::Directory(path) => directory::nodes_in(path),
             Place::Url(_) => objects::nodes_in(&self.place, &self.store),
@@ -160,7 +170,7 @@ impl Target {
         };
         // Check again: another run may have written since `check`.
         let start = self
-            .look(claim.as_ref())?
+            .look(claim.as_ref(), false)?
             .start(mode, run, &self.place, node)?;
         let mut begun = Begun {
             target: self,
@@ -272,7 +282,7 @@ impl Begun<'_> {
         target.hide_group("")?;
         for path in target.nodes()? {
             let member = Target::new(&target.place.join(&path))?;
-            let found = member.look(None)?;
+            let found = member.look(None, false)?;
             if found.is_array || found.marker.is_some() {
                 let mut begun = Begun {
                     target: &member,
