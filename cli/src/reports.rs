@@ -11,7 +11,10 @@ use crate::explain;
 /// Returns the text of an array's report, for people.
 pub(crate) fn array_text(report: &ArrayReport) -> String {
     let Some(copied) = &report.copied else {
-        return "done before".to_string();
+        return match report.made_again {
+            0 => "done before".to_string(),
+            shards => format!("done before, but for {}", counted(shards, "shard")),
+        };
     };
     let now = copied.stored_bytes_now.unwrap_or_default();
     let seconds = copied.time.as_secs_f64();
@@ -44,7 +47,7 @@ pub(crate) fn array_text(report: &ArrayReport) -> String {
 pub(crate) fn array_json(report: &ArrayReport) -> Value {
     let [input, output] = [&report.input, &report.output].map(ToString::to_string);
     let Some(copied) = &report.copied else {
-        return json!({ "input": input, "output": output });
+        return json!({ "input": input, "output": output, "shards_made_again": report.made_again });
     };
     json!({
         "input": input,

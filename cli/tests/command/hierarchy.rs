@@ -7,7 +7,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use zarrs::array::{ArrayBuilder, data_type};
 
-use crate::arrays::{store, values};
+use crate::arrays::{open, store, values};
 use crate::program::{files, program, said_with_code};
 
 /// A group with the arrays `a`, `b` and `deep/c`, whose elements begin at `first`.
@@ -173,6 +173,55 @@ fn what_fails_late() {
     fs::write(&chunk, whole).unwrap();
     let text = case.run("one out --resume", 0);
     assert_eq!(text.matches("done before").count(), 2, "{text}");
+    case.check_equal("one");
+}
+
+/// A run that goes on makes shards again that are missing or damaged in arrays that were done. A shard stays that somebody
+/// has written since, and one that is not stored because its elements are the fill value is not missing.
+#[test]
+fn shards_of_arrays_that_were_done_are_looked_at() {
+    let case = Case::new();
+    let input = open(&case.at("one/b"));
+    input.store_chunk(&[1, 1], vec![0_u16; 100]).unwrap();
+    let zeros = fs::read(case.at("one/a/c/0/0")).unwrap().len();
+    fs::write(case.at("one/b/c/1/1"), vec![0; zeros]).unwrap();
+    let chunk = case.at("one/a/c/1/1");
+    let whole = fs::read(&chunk).unwrap();
+    fs::write(&chunk, "").unwrap();
+    case.run("one out --keep-going", 1);
+    fs::write(&chunk, whole).unwrap();
+    let shard = |name: &str| case.at("out").join(name);
+    assert!(!shard("b/c/1/1").exists());
+    let bytes = fs::read(shard("deep/c/c/0/0")).unwrap();
+    fs::write(shard("deep/c/c/0/0"), &bytes[..bytes.len() - 9]).unwrap();
+    fs::write(shard("deep/c/c/1/1"), "").unwrap();
+    fs::remove_file(shard("b/c/0/1")).unwrap();
+    open(&case.at("out/b"))
+        .store_chunk(&[1, 0], vec![7_u16; 100])
+        .unwrap();
+    let text = case.run("one out --resume --verify", 3);
+    assert!(text.contains("1 shard of out/b is made again"), "{text}");
+    assert!(text.contains("out/b are not what was read"), "{text}");
+    let text = case.run("one out --resume", 0);
+    assert!(
+        text.contains("2 shards of out/deep/c are made again"),
+        "{text}"
+    );
+    assert_eq!(text.matches("done before").count(), 2, "{text}");
+    assert_eq!(
+        text.matches("done before, but for 2 shards").count(),
+        1,
+        "{text}"
+    );
+    assert_eq!(
+        open(&case.at("out/b"))
+            .retrieve_chunk::<Vec<u16>>(&[1, 0])
+            .unwrap(),
+        [7; 100]
+    );
+    open(&case.at("out/b"))
+        .store_chunk(&[1, 0], input.retrieve_chunk::<Vec<u16>>(&[1, 0]).unwrap())
+        .unwrap();
     case.check_equal("one");
 }
 

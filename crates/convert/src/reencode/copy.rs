@@ -109,6 +109,7 @@ pub(super) fn copy(
         stored,
         counter: Counter::new(job, "writing", output, covered),
         bytes_decoded: AtomicU64::new(0),
+        made_again: AtomicU64::new(0),
     };
     Lanes::run(covered.shards(), shapes.parts.at_once(), |lanes| {
         copying.lane(lanes)
@@ -116,6 +117,7 @@ pub(super) fn copy(
     copying.counter.finish()?;
     Ok(Transfer {
         bytes_decoded: copying.bytes_decoded.into_inner(),
+        made_again: copying.made_again.into_inner(),
         time: start.elapsed(),
     })
 }
@@ -142,6 +144,8 @@ struct Copying<'a> {
     stored: &'a Stored<'a>,
     counter: Counter<'a>,
     bytes_decoded: AtomicU64,
+    /// The number of shards of an array that readers see, which were written again.
+    made_again: AtomicU64,
 }
 
 impl Copying<'_> {
@@ -198,17 +202,35 @@ impl Copying<'_> {
                 break;
             }
             let is_last = part.is_last;
-            let (_, region) = &part.shard;
+            let (indices, region) = &part.shard;
             let elements = region.num_elements();
             if let Some(bytes) = part.bytes {
                 self.bytes_decoded
                     .fetch_add(bytes.size() as u64, Ordering::Relaxed);
+                let indices = indices.clone();
                 assembly = self.write_part(assembly, part.shard, &part.region, bytes, is_last)?;
+                if is_last && self.stored.is_shown() {
+                    self.count_made_again(&indices)?;
+                }
             }
             if is_last {
                 self.counter.add(elements);
             }
         }
+        Ok(())
+    }
+
+    /// Counts a shard that was made again, unless all of its elements are the fill value: then it is not stored, and was
+    /// not missing.
+    fn count_made_again(&self, indices: &[u64]) -> Result<(), Failure> {
+        let key = self.output.chunk_key(indices);
+        let size = self.output.storage().size_key(&key);
+        let size = size.map_err(Failure::to(format_args!(
+            "look at the shard {key} of {}",
+            self.job.output
+        )))?;
+        self.made_again
+            .fetch_add(u64::from(size.is_some()), Ordering::Relaxed);
         Ok(())
     }
 
@@ -259,6 +281,8 @@ impl Copying<'_> {
 /// The size of a copy, and the time that the copy took.
 pub(super) struct Transfer {
     pub(super) bytes_decoded: u64,
+    /// The number of shards of an array that readers see, which were written again.
+    pub(super) made_again: u64,
     pub(super) time: Duration,
 }
 

@@ -69,7 +69,7 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
         }
     }
     let groups = write_groups(&root, &begun, &members)?;
-    let mut notes = tidied(&begun, &members)?;
+    let mut notes = tidied(&root, &members)?;
     if failed.is_empty() {
         begun.remove_marker()?;
     } else {
@@ -104,11 +104,11 @@ fn repairs_of_groups(stores: &Stores, members: &[Member]) -> Vec<String> {
 
 /// Deletes the temporaries that killed runs left in the groups. Returns notes about temporaries that could
 /// not be deleted.
-fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure> {
+fn tidied(root: &Target, members: &[Member]) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
     for member in members {
         if let Node::Group { .. } = member.node {
-            notes.extend(begun.remove_temporaries(Some(&member.path))?.note());
+            notes.extend(root.remove_temporaries(Some(&member.path))?.note());
         }
     }
     Ok(notes)

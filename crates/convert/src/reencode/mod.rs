@@ -21,6 +21,7 @@ mod groups;
 mod hierarchy;
 mod in_parts;
 mod lanes;
+mod mend;
 mod nodes;
 mod objects;
 mod ome;
@@ -456,14 +457,19 @@ impl Plan<'_> {
             ..
         } = self;
         let Job { settings, .. } = job;
-        let report = |copied| ArrayReport {
+        let report = |copied, made_again| ArrayReport {
             input: job.input.clone(),
             output: job.output.clone(),
             copied,
+            made_again,
         };
         job.say(&format!("{} -> {}", job.input, job.output));
         if self.is_done {
-            return Ok(report(None));
+            let made_again = self.mend()?;
+            if let Some(note) = self.target.remove_temporaries(None)?.note() {
+                job.say(&note);
+            }
+            return Ok(report(None, made_again));
         }
         job.say(&self.counted);
         job.say(&format!("{shapes}, {}", settings.codec));
@@ -512,13 +518,13 @@ impl Plan<'_> {
         if settings.verify {
             verify(job, shapes, output).map_err(incomplete)?;
         }
-        let left = begun.remove_temporaries(None)?;
+        let left = self.target.remove_temporaries(None)?;
         begun.publish().map_err(incomplete)?;
         let mut notes: Vec<_> = left.note().into_iter().collect();
         if !settings.recursive {
             notes.extend(consolidated::stale_above(&job.output, &[]));
         }
-        Ok(report(Some(Copied {
+        let copied = Copied {
             shape: shapes.array.clone(),
             shard: shapes.shard.clone(),
             subchunk: shapes.subchunk.clone(),
@@ -536,6 +542,7 @@ impl Plan<'_> {
             stored_bytes_now: copy::size(&job.output, &*output.storage())?,
             notes,
             repaired_metadata,
-        })))
+        };
+        Ok(report(Some(copied), 0))
     }
 }

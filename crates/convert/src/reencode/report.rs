@@ -93,6 +93,9 @@ pub struct ArrayReport {
     pub output: Place,
     /// The work on the array; `None` if an earlier run had completed it.
     pub copied: Option<Copied>,
+    /// The number of shards that were missing or damaged in an array that an earlier run had completed, and are made
+    /// again.
+    pub made_again: u64,
 }
 
 /// An array that was copied.

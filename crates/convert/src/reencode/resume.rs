@@ -1,4 +1,4 @@
-//! Finds the shards of an incomplete output that are whole and current, so that `--resume` keeps them.
+//! Finds the shards of an output that are whole and current, so that `--resume` keeps them.
 
 use std::sync::Arc;
 
@@ -22,6 +22,8 @@ pub(super) struct Stored<'a> {
     changes: Option<&'a Changes>,
     /// The run in parts and the part that is made, if this is a part of one.
     shared: Option<(&'a SharedRun, Part)>,
+    /// Whether readers see the array. Others may have updated shards since, and each shard that readers can use stays.
+    is_shown: bool,
 }
 
 impl<'a> Stored<'a> {
@@ -42,6 +44,23 @@ impl<'a> Stored<'a> {
             shards,
             changes,
             shared: None,
+            is_shown: false,
+        })
+    }
+
+    /// Returns the shards of an array that readers see.
+    pub(super) fn of_shown(
+        job: &Job<'_>,
+        input: &'a Input,
+        output: &'a OutputArray,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            place: job.output.to_string(),
+            input,
+            shards: Some(Shards::of(output)?),
+            changes: None,
+            shared: None,
+            is_shown: true,
         })
     }
 
@@ -58,6 +77,7 @@ impl<'a> Stored<'a> {
             shards: Some(Shards::of(output)?),
             changes: None,
             shared: Some(shared),
+            is_shown: false,
         })
     }
 
@@ -71,8 +91,8 @@ impl<'a> Stored<'a> {
         self.shared.map_or(Ok(true), |(run, _)| run.goes_on())
     }
 
-    /// Returns whether the shard with these indices, which covers `region`, is stored and [whole](is_whole),
-    /// and no chunk of the input in `region` was written since the earlier run. If not, this run writes the
+    /// Returns whether the shard with these indices, which covers `region`, is stored and [whole](is_whole), or can be
+    /// [used](is_usable) if readers see the array, and no chunk of the input in `region` was written since the earlier run. If not, this run writes the
     /// shard again.
     pub(super) fn has(&self, indices: &[u64], region: &ArraySubset) -> Result<bool, Failure> {
         let Some(shards) = &self.shards else {
@@ -85,6 +105,9 @@ impl<'a> Stored<'a> {
         let Some(shard) = found else {
             return Ok(false);
         };
+        if self.is_shown {
+            return Ok(is_usable(&shard));
+        }
         if !is_whole(&shard)
             && let Some((run, part)) = self.shared
         {
@@ -97,6 +120,11 @@ impl<'a> Stored<'a> {
             .with_remedy("delete the shard, and do this part again"));
         }
         Ok(is_whole(&shard) && !self.is_changed(region))
+    }
+
+    /// Returns whether readers see the array.
+    pub(super) fn is_shown(&self) -> bool {
+        self.is_shown
     }
 
     fn is_changed(&self, region: &ArraySubset) -> bool {
@@ -113,17 +141,20 @@ impl<'a> Stored<'a> {
     }
 }
 
+/// Returns whether the index of a shard decodes with the right checksum, and no subchunk is outside of the shard.
+fn is_usable(shard: &Inspection) -> bool {
+    let mut subchunks = shard.subchunks.iter().flatten();
+    shard.index_problem.is_none() && subchunks.all(|subchunk| subchunk.problem.is_none())
+}
+
 /// Returns whether a shard is as this program writes it: its index decodes with the right checksum, and the
 /// subchunks and the index fill the shard without gaps.
 fn is_whole(shard: &Inspection) -> bool {
-    let mut subchunks = shard.subchunks.iter().flatten();
     let index = shard.index.as_ref().map(|index| index.end - index.start);
     let size = shard
         .subchunks
         .iter()
         .flatten()
         .map(|subchunk| subchunk.size);
-    shard.index_problem.is_none()
-        && subchunks.all(|subchunk| subchunk.problem.is_none())
-        && index.map(|index| size.fold(index, u64::saturating_add)) == Some(shard.size)
+    is_usable(shard) && index.map(|index| size.fold(index, u64::saturating_add)) == Some(shard.size)
 }

@@ -211,6 +211,18 @@ impl Target {
         })
     }
 
+    /// Deletes the temporaries of runs that have ended, and returns the other temporaries. With `group`, the
+    /// path of a group, it looks only at temporaries of that group's metadata; without, at all of the array.
+    pub(super) fn remove_temporaries(
+        &self,
+        group: Option<&str>,
+    ) -> Result<KeptTemporaries, Failure> {
+        match &self.place {
+            Place::Directory(root) => directory::remove_temporaries(root, group),
+            Place::Url(_) => Ok(KeptTemporaries::default()), // an upload that is not complete makes no object
+        }
+    }
+
     /// Returns whether the complete array of `run` is at the target.
     pub(super) fn is_published(&self, run: &Run) -> Result<bool, Failure> {
         let get = |key| {
@@ -300,18 +312,6 @@ impl Begun<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Deletes the temporaries of runs that have ended, and returns the other temporaries. With `group`, the
-    /// path of a group, it looks only at temporaries of that group's metadata; without, at all of the array.
-    pub(super) fn remove_temporaries(
-        &self,
-        group: Option<&str>,
-    ) -> Result<KeptTemporaries, Failure> {
-        match &self.target.place {
-            Place::Directory(root) => directory::remove_temporaries(root, group),
-            Place::Url(_) => Ok(KeptTemporaries::default()), // an upload that is not complete makes no object
-        }
     }
 
     /// Makes the array or group visible to readers.
