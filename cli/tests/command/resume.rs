@@ -178,6 +178,37 @@ fn only_whole_shards_are_kept() {
     }
 }
 
+/// A torn shard that leaves the array is made again, too, without a look at what is stored.
+#[test]
+fn torn_shards_at_the_edge_are_made_again() {
+    for index in ["start", "end"] {
+        for memory in ["1MiB", "3KiB"] {
+            let case = Case::new();
+            let options = format!(
+                "--shard 15,15 --subchunk 5,5 --codec none --index {index} --memory {memory} --threads 1"
+            );
+            case.run(&format!("a one {options}"), 0);
+            // The last chunk cannot be read, so the other shards are there.
+            let last = case.at("a/c/3/3");
+            let of_last = fs::read(&last).unwrap();
+            fs::write(&last, "").unwrap();
+            case.run(&format!("a out {options}"), 1);
+            fs::write(&last, of_last).unwrap();
+            for (name, cut) in [("0/2", 9), ("2/0", usize::MAX), ("1/2", 1)] {
+                let shard = case.at("out/c").join(name);
+                let bytes = fs::read(&shard).unwrap();
+                fs::write(&shard, &bytes[..bytes.len().saturating_sub(cut)]).unwrap();
+            }
+            case.run(&format!("a out {options} --resume"), 0);
+            assert_eq!(values(&case.at("out")), values(&case.at("a")));
+            for name in ["0/2", "2/0", "1/2", "2/2"] {
+                let [one, out] = ["one", "out"].map(|root| case.at(root).join("c").join(name));
+                assert_eq!(fs::read(out).unwrap(), fs::read(one).unwrap(), "{name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn shards_of_chunks_that_changed_are_written_again() {
     let case = Case::new();

@@ -18,7 +18,7 @@ use zarrs_cuda::maintenance::ShardFormat;
 use super::arrays::OutputArray;
 use crate::failure::Failure;
 use crate::open::Place;
-use crate::shapes::edges;
+use crate::shapes::{edges, volume};
 use crate::shard_file::{ShardFile, first_byte};
 use crate::shared_run::PlanWatch;
 
@@ -113,17 +113,8 @@ impl<'a> Assembly<'a> {
         let padded: Vec<_> = padded
             .map(|(extent, subchunk)| extent.div_ceil(*subchunk).saturating_mul(*subchunk))
             .collect();
-        let bytes = if padded == within.shape() {
-            bytes
-        } else {
-            // At the end of the array, pad subchunks with the fill value.
-            let elements = padded.iter().product();
-            let filled = ArrayBytes::new_fill_value(data_type, elements, fill_value);
-            let filled = filled.map_err(Failure::to(&doing))?;
-            let region = ArraySubset::new_with_shape(within.shape().to_vec());
-            update_array_bytes(filled, &padded, &region, &bytes, data_type.size())
-                .map_err(Failure::to(&doing))?
-        };
+        let bytes = filled_up(bytes, within.shape(), &padded, self.output);
+        let bytes = bytes.map_err(Failure::to(&doing))?;
         let shape: Vec<_> = padded.iter().filter_map(|e| NonZeroU64::new(*e)).collect();
         let codec = self.format.codec().clone();
         let small = ShardFormat::new(codec, shape, data_type.clone(), fill_value.clone());
@@ -237,6 +228,26 @@ impl Sink {
             }
         }
     }
+}
+
+/// Returns the elements of a box of the shape `shape` within a box of the shape `padded`, whose other elements are the
+/// fill value of `output`.
+pub(super) fn filled_up<'a>(
+    bytes: ArrayBytes<'a>,
+    shape: &[u64],
+    padded: &[u64],
+    output: &OutputArray,
+) -> Result<ArrayBytes<'a>, String> {
+    if padded == shape {
+        return Ok(bytes);
+    }
+    let (data_type, fill_value) = (output.data_type(), output.fill_value());
+    let elements = volume(padded);
+    let filled = ArrayBytes::new_fill_value(data_type, elements, fill_value);
+    let filled = filled.map_err(|error| error.to_string())?;
+    let region = ArraySubset::new_with_shape(shape.to_vec());
+    let filled = update_array_bytes(filled, padded, &region, &bytes, data_type.size());
+    filled.map_err(|error| error.to_string())
 }
 
 fn slice<'a>(bytes: &'a [u8], range: &Range<u64>) -> Option<&'a [u8]> {

@@ -10,7 +10,7 @@ use zarrs::storage::{StorageError, StorePrefix};
 
 use super::Job;
 use super::arrays::{Input, OutputArray};
-use super::assembly::Assembly;
+use super::assembly::{Assembly, filled_up};
 use super::covered::Covered;
 use super::lanes::Lanes;
 use super::resume::Stored;
@@ -18,6 +18,7 @@ use super::shapes::Shapes;
 use crate::chunks::Chunks;
 use crate::failure::Failure;
 use crate::open::{Place, Store};
+use crate::shapes::edges;
 use crate::watcher::{Step, Unit};
 
 /// Reads elements of the input, whose `chunks` were listed.
@@ -248,13 +249,17 @@ impl Copying<'_> {
         // zarrs takes the strings of a shard for fill values if their concatenated bytes repeat the fill
         // value: ["aa", ""] for twice "a". So shards of strings are always put together from parts.
         if parts.are_whole() && output.data_type().fixed_size().is_some() {
-            // At the end of the array, this call fills the rest of the shard with the fill value.
-            let stored = output.store_array_subset(&region, bytes);
-            stored.map_err(Failure::to(format_args!(
+            // The shard is stored as a whole, and not as its part within the array: zarrs would read what is stored,
+            // which may be a torn shard.
+            let doing = format!(
                 "write the shard {} of {}",
                 output.chunk_key(&indices),
                 job.output
-            )))?;
+            );
+            let bytes = filled_up(bytes, region.shape(), &edges(&self.shapes.shard), output);
+            let bytes = bytes.map_err(Failure::to(&doing))?;
+            let stored = output.store_chunk(&indices, bytes);
+            stored.map_err(Failure::to(&doing))?;
             return Ok(None);
         }
         let mut shard = match assembly {
