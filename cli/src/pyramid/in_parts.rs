@@ -32,7 +32,10 @@ pub(super) fn complete(args: &Args) -> Result<(), Failure> {
     let path = args.image.directory()?;
     for group in [Some(path), path.parent()].into_iter().flatten() {
         if is_in_parts(group) {
-            status(&Place::Directory(group.to_path_buf()), true)?;
+            let status = status(&Place::Directory(group.to_path_buf()), true)?;
+            for note in status.notes {
+                tell!("{note}");
+            }
         }
     }
     Ok(())
@@ -89,12 +92,12 @@ pub(super) fn join(
             ),
             "prepared",
         ),
-        Apart::WasComplete => Joined::Nothing(
-            format!(
+        Apart::WasComplete(notes) => {
+            let state = format!(
                 "the levels of {shown} are complete already: all {parts} parts are made, and nothing was changed"
-            ),
-            "was_complete",
-        ),
+            );
+            Joined::Nothing([&[state], &notes[..]].concat().join("\n"), "was_complete")
+        }
     }))
 }
 

@@ -140,10 +140,18 @@ fn others_say_how_they_are_renewed() {
         "stream store/deep/frames raw --frame-shape 4,4 --dtype uint8",
         "reencode in store/deep/new",
         "reshard store/deep/new store/chunks --chunks",
+        "reencode in store/deep/parts --part 1/1",
+        "reshard store/deep/new store/shards --shard 8,8 --part 1/1",
+        "reencode store/deep store/all --recursive --part 1/1 --include new",
     ] {
         let text = run(folder.path(), line, 0);
         assert!(text.contains(&command), "{line}: {text}");
     }
+    // Not every part, but the one that completes the output.
+    let text = run(folder.path(), "reencode in store/two --part 1/2", 0);
+    assert!(!text.contains("consolidate_metadata"), "{text}");
+    let text = run(folder.path(), "reencode in store/two --part 2/2", 0);
+    assert!(text.contains(&command), "{text}");
     // Copies that are as they should be.
     let copies: Value = ["deep", "deep/frames", "deep/new", "chunks"]
         .into_iter()
@@ -179,11 +187,24 @@ fn pyramid_renews_them() {
         Some(inline(&json!({ "labels": { "node_type": "group" } }))),
     );
     let line = "pyramid store/image --axis y --axis x --levels 2";
-    let text = run(folder.path(), line, 0);
-    assert!(
-        text.contains("zarr.consolidate_metadata('") && !text.contains("/image')"),
-        "{text}"
-    );
+    let image_alone = fs::read(image.join("zarr.json")).unwrap();
+    for part in ["", " --part 1/1"] {
+        let text = run(folder.path(), &format!("{line}{part}"), 0);
+        assert!(
+            text.contains("zarr.consolidate_metadata('") && !text.contains("/image')"),
+            "{part}: {text}"
+        );
+        check_levels(&image);
+        // Once more, without the level.
+        if part.is_empty() {
+            fs::remove_dir_all(image.join("1")).unwrap();
+            fs::write(image.join("zarr.json"), &image_alone).unwrap();
+        }
+    }
+}
+
+/// Checks that the copies of an image's group are those of its levels.
+fn check_levels(image: &Path) {
     let metadata = json_of(&image.join("zarr.json"));
     assert!(metadata["attributes"].get("ome").is_some());
     let copies = &metadata["consolidated_metadata"]["metadata"];

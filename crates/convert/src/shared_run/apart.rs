@@ -43,8 +43,8 @@ pub enum Apart {
     WasMade(Vec<u64>),
     /// The parts are planned.
     Planned,
-    /// The run is complete.
-    WasComplete,
+    /// The run is complete, perhaps since now: lines for people.
+    WasComplete(Vec<String>),
 }
 
 /// A part that is to be made.
@@ -83,7 +83,7 @@ impl RunApart<'_> {
             }),
         };
         let run = match SharedRun::join(&place, &wanted, part.is_none(), self)? {
-            Joined::Done => return Ok(Apart::WasComplete),
+            Joined::Done => return Ok(Apart::WasComplete(Vec::new())),
             Joined::Run(run) => run,
         };
         let Some(part) = part else {
@@ -91,9 +91,9 @@ impl RunApart<'_> {
         };
         if run.mark_of(part.number())?.is_some() {
             // The process that made the last part may have been killed before it completed the run.
-            let Marked { missing, .. } = run.finish()?;
+            let Marked { missing, notes } = run.finish()?;
             if missing.is_empty() {
-                return Ok(Apart::WasComplete);
+                return Ok(Apart::WasComplete(notes));
             }
             return Ok(Apart::WasMade(
                 missing.iter().map(|part| part + 1).collect(),
@@ -199,6 +199,11 @@ fn link(to: &Path, at: &Path) -> io::Result<()> {
 }
 
 impl MadeApart {
+    /// Returns the paths of the arrays whose metadata the run writes.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&*self.input).chain(self.paths.iter().map(String::as_str))
+    }
+
     /// Checks that everything that moved is still there.
     pub(super) fn must_be_shown(&self, place: &Place) -> Result<(), Failure> {
         let root = place.directory()?;

@@ -60,6 +60,7 @@ pub(crate) use self::plan::{PartStart, PlannedNode, RunPlan, Wanted};
 pub use self::status::{MissingPart, RunStatus, status};
 use self::watch::Look;
 pub(crate) use self::watch::PlanWatch;
+use crate::consolidated;
 use crate::evidence::hash;
 use crate::failure::Failure;
 use crate::open::{Place, RUN, Store};
@@ -349,8 +350,17 @@ impl SharedRun {
         } else if missing.is_empty() {
             self.must_be_stored(&marks)?;
             notes = self.complete()?;
+            notes.extend(self.stale_above());
         }
         Ok(Marked { missing, notes })
+    }
+
+    /// Returns a note if groups above the output have consolidated metadata that describe it as it was.
+    fn stale_above(&self) -> Option<String> {
+        let nodes = self.plan.nodes.iter().map(|node| &*node.path);
+        let apart = self.plan.made_apart.iter().flat_map(MadeApart::nodes);
+        let below: Vec<&str> = nodes.chain(apart).filter(|path| !path.is_empty()).collect();
+        consolidated::stale_above(&self.place, &below)
     }
 
     /// Returns the mark of each part.
