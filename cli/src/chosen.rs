@@ -82,6 +82,29 @@ impl ShardArgs {
         !self.shards.is_empty()
     }
 
+    /// Returns the subject and the verb of a sentence about the chosen shards; `None` if these are all.
+    pub(crate) fn some_are(&self) -> Option<String> {
+        match (self.are_named(), self.part) {
+            (false, None) => None,
+            (false, Some(part)) => Some(format!("part {part} of the shards is")),
+            (true, None) => Some("the named shards are".to_owned()),
+            (true, Some(part)) => Some(format!("the named shards of part {part} are")),
+        }
+    }
+
+    /// Returns a line for people if only a part of the shards was looked at.
+    pub(crate) fn part_text(&self) -> Option<String> {
+        let part = self.part?;
+        Some(format!(
+            "this is part {part} of the shards: the others were not looked at"
+        ))
+    }
+
+    /// Returns the part as JSON; null if it is the whole array.
+    pub(crate) fn part_json(&self) -> Value {
+        json!(self.part.map(|part| part.to_string()))
+    }
+
     fn is_of_part(&self, position: u128) -> bool {
         self.part
             .is_none_or(|part| position % u128::from(part.of().get()) == u128::from(part.number()))

@@ -122,10 +122,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             counted(unknown, "byte")
         ));
     }
+    lines.extend(args.shards.part_text());
     lines.extend(chosen.outside_text());
     lines.extend(ShardArgs::lease_text(lease.as_ref()));
     let json = json!({
         "array": opened.place.to_string(),
+        "part": args.shards.part_json(),
         "dry_run": args.dry_run,
         "lease": lease.as_ref().map(ArrayLease::is_held),
         "stored": shards,

@@ -129,10 +129,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "{}, {stored} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
         counted(chosen.looked_at(), "shard"),
     ));
+    lines.extend(args.shards.part_text());
     lines.extend(chosen.outside_text());
     lines.extend(ShardArgs::lease_text(lease.as_ref()));
     let json = json!({
         "array": opened.place.to_string(),
+        "part": args.shards.part_json(),
         "dry_run": args.dry_run,
         "lease": lease.as_ref().map(ArrayLease::is_held),
         "shards": chosen.looked_at_json(),

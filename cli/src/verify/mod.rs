@@ -229,9 +229,13 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
         ),
     };
     if let Some(other) = &args.against {
+        let some_are = args.shards.some_are().map(|some| some + " ");
         summary += &match differ {
             0 if undecided > 0 => String::new(),
-            0 => format!("\nequal to {other}, bit for bit"),
+            0 => format!(
+                "\n{}equal to {other}, bit for bit",
+                some_are.unwrap_or_default()
+            ),
             differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
         if unwritten > 0 {
@@ -239,6 +243,9 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
                 "\nof these {unwritten} are stored in neither, and the fill values differ"
             );
         }
+    }
+    if let Some(part) = args.shards.part_text() {
+        summary += &format!("\n{part}");
     }
     if let Some(outside) = chosen.outside_text() {
         summary += &format!("\n{outside}");
@@ -256,6 +263,8 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
     lines.push(summary);
     let json = json!({
         "array": opened.place.to_string(),
+        "part": args.shards.part_json(),
+        "named_shards": args.shards.are_named(),
         "shards": chosen::json_number(looked_at),
         "undecided": chosen::json_number(undecided),
         "stored": stored,

@@ -174,7 +174,34 @@ fn two_arrays_are_compared() {
     unsharded(&plain);
     for equal in [&other, &plain] {
         let text = said(&[&"verify", &one, &"--against", equal], 0);
-        assert!(text.contains("bit for bit"), "{text}");
+        assert!(
+            text.contains("\nequal to") && text.contains("bit for bit"),
+            "{text}"
+        );
+        // A part, and some shards, are not taken for the array.
+        let text = said(
+            &[&"verify", &one, &"--against", equal, &"--part", &"1/2"],
+            0,
+        );
+        assert!(
+            text.contains("\npart 1/2 of the shards is equal to")
+                && text.contains("others were not"),
+            "{text}"
+        );
+        let text = said(&[&"verify", &one, &"1,1", &"--against", equal], 0);
+        assert!(text.contains("\nthe named shards are equal to"), "{text}");
+    }
+    for command in ["verify", "recover", "compact", "consolidate"] {
+        let text = said(&[&command, &one, &"--part", &"2/2"], 0);
+        assert!(
+            text.contains("this is part 2/2 of the shards"),
+            "{command}: {text}"
+        );
+        let found = json(&[&command, &one, &"--part", &"2/2"], 0);
+        assert_eq!(found["part"], "2/2", "{command}");
+        let text = said(&[&command, &one], 0);
+        assert!(!text.contains("part"), "{command}: {text}");
+        assert!(json(&[&command, &one], 0)["part"].is_null(), "{command}");
     }
     let array = open(&other);
     array
