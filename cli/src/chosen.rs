@@ -12,6 +12,10 @@ use zarrs_cuda_convert::{Failure, Part};
 
 use crate::arguments::ShardIndices;
 
+/// A sentence for people about damage that the array itself cannot mend.
+pub(crate) const OTHER_DAMAGE: &str = "Other damage is made again from the source, by the command that made the array: \
+     `zarrs-cuda reencode IN OUT …` with --resume if OUT was made in parts, which keeps what is whole, else with --overwrite";
+
 /// An array, and which of its shards.
 #[derive(clap::Args, Debug)]
 pub(crate) struct ShardArgs {

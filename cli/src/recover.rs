@@ -11,7 +11,7 @@ use zarrs_cuda_convert::open;
 use zarrs_cuda_convert::words::{counted, shape_text};
 
 use crate::checks::Checks;
-use crate::chosen::ShardArgs;
+use crate::chosen::{OTHER_DAMAGE, ShardArgs};
 use crate::common::Common;
 use crate::outcome::Outcome;
 use crate::replacing::ReplacedShards;
@@ -129,6 +129,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "{}, {stored} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
         counted(chosen.looked_at(), "shard"),
     ));
+    if not_well > 0 {
+        lines.push(format!("help: {OTHER_DAMAGE}"));
+    }
     lines.extend(args.shards.part_text());
     lines.extend(chosen.outside_text());
     lines.extend(ShardArgs::lease_text(lease.as_ref()));

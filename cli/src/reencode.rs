@@ -76,7 +76,8 @@ pub(crate) struct Args {
     /// Replace the arrays that are in OUT
     #[arg(long)]
     overwrite: bool,
-    /// Go on with an interrupted run of the same command: what is whole in OUT is kept
+    /// Go on with an interrupted run of the same command: what is whole in OUT is kept. If OUT was made in parts and is
+    /// complete: make shards again that are missing or damaged
     #[arg(long, conflicts_with = "overwrite")]
     resume: bool,
     /// Make one part of OUT, as 3/16. Other processes, on any machines, make the others; the last one

@@ -141,6 +141,14 @@ fn part_state(report: &PartReport) -> String {
                 "{output} is complete already{without}: all {parts} parts are made, and nothing was changed"
             )
         }
+        PartState::Mended { shards: 0 } => format!(
+            "{output} is complete already{without}: no shard is missing or damaged, and nothing was changed"
+        ),
+        PartState::Mended { shards } => format!(
+            "{} of {output} {} made again{without}: missing or damaged",
+            counted(*shards, "shard"),
+            is_or_are(usize::try_from(*shards).unwrap_or(usize::MAX))
+        ),
         PartState::Refused => format!(
             "nothing was written: {} of the arrays and groups in {input} cannot be re-encoded. --keep-going does \
              the others, in all parts",
@@ -184,6 +192,7 @@ pub(crate) fn part_json(report: &PartReport) -> Value {
         PartState::Made { missing } => ("made", Some(missing)),
         PartState::Completed => ("completed", None),
         PartState::WasComplete => ("was_complete", None),
+        PartState::Mended { .. } => ("mended", None),
         PartState::Refused => ("refused", None),
     };
     json!({
@@ -194,6 +203,10 @@ pub(crate) fn part_json(report: &PartReport) -> Value {
         "arrays": report.arrays,
         "state": state,
         "missing": missing,
+        "shards_made_again": match report.state {
+            PartState::Mended { shards } => Some(shards),
+            _ => None,
+        },
         "bytes": report.bytes,
         "seconds": report.time.as_secs_f64(),
         "left_out": report.left_out,

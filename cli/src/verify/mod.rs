@@ -16,7 +16,7 @@ use zarrs_cuda_convert::words::{bytes_text, counted};
 use self::against::Other;
 use self::damage::ShardDamage;
 use crate::checks::Checks;
-use crate::chosen::{self, Chosen, ShardArgs};
+use crate::chosen::{self, Chosen, OTHER_DAMAGE, ShardArgs};
 use crate::common::Common;
 use crate::consolidate;
 use crate::outcome::Outcome;
@@ -258,7 +258,7 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
     }
     summary += &waiting_text(&waiting);
     if bad > 0 {
-        summary += "\nhelp: `zarrs-cuda recover` repairs torn updates; other damage has to be written again";
+        summary += &format!("\nhelp: `zarrs-cuda recover` repairs torn updates. {OTHER_DAMAGE}");
     }
     lines.push(summary);
     let json = json!({

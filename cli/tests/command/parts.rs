@@ -338,6 +338,68 @@ fn shards_that_are_lost_after_their_mark() {
     }
 }
 
+/// Shards that are lost after the end: a run of the same command with `--resume` makes them again, and no others.
+#[test]
+fn shards_that_are_lost_after_the_end() {
+    let case = Case::new();
+    let said = case.run("one", "--resume", 1);
+    assert!(said.contains("holds a Zarr group"), "{said}"); // no record says what IN was
+    for part in ["1/3", "2/3", "3/3"] {
+        case.run("out", &format!("--part {part}"), 0);
+    }
+    let said = case.run("out", "--resume", 0);
+    assert!(said.contains("no shard is missing or damaged"), "{said}");
+    case.must_be_complete("out");
+    let [cut, gone] = ["a/c/1/0", "deep/b/c/1/0"].map(|name| case.path("out").join(name));
+    let whole = fs::read(&cut).unwrap();
+    fs::write(&cut, &whole[..whole.len() - 9]).unwrap();
+    fs::remove_file(&gone).unwrap();
+    let time = || {
+        let stays = fs::metadata(case.path("out/a/c/2/0")).unwrap();
+        stays.modified().unwrap()
+    };
+    let before = time();
+    let said = case.run("out", "--part 1/3", 0);
+    assert!(said.contains("nothing was changed"), "{said}");
+    for command in ["verify", "recover"] {
+        let output = program().arg(command).arg(case.path("out/a")).output();
+        let said = said_with_code(&output.unwrap(), 3);
+        assert!(
+            said.contains("with --resume if OUT was made in parts"),
+            "{said}"
+        );
+    }
+    let said = case.run("out", "--resume --codec zstd:5", 1);
+    assert!(said.contains("--codec is zstd:3 there"), "{said}");
+    let said = case.run("out", "--resume --verify", 0);
+    assert!(
+        said.contains("2 shards of ") && said.contains("are made again"),
+        "{said}"
+    );
+    case.must_be_complete("out");
+    assert_eq!(time(), before);
+    // One array.
+    let run = |more: &str, code| {
+        let mut command = program();
+        command
+            .arg("reencode")
+            .arg(case.path("in/a"))
+            .arg(case.path("array"));
+        command
+            .args("--shard 8,8 --subchunk 4,4".split(' '))
+            .args(more.split(' '));
+        said_with_code(&command.output().unwrap(), code)
+    };
+    run("--part 1/1", 0);
+    fs::remove_file(case.path("array/c/0/0")).unwrap();
+    let said = run("--resume", 0);
+    assert!(
+        said.contains("1 shard of ") && said.contains("is made again"),
+        "{said}"
+    );
+    assert!(case.path("array/c/0/0").exists());
+}
+
 /// Chunks of IN that are not there any more are no fill values.
 #[test]
 fn an_input_that_shrinks_is_refused() {
@@ -728,6 +790,15 @@ fn on_a_server() {
             one.keys().collect::<Vec<_>>()
         );
         assert!(found == one, "objects with other bytes");
+        fs::write(root.join("a/c/1/0"), "torn").unwrap();
+        let mut arguments = case.arguments("unused", "--resume");
+        arguments[2] = out.clone().into();
+        let said = said_with_code(&with_server(&arguments).output().unwrap(), 0);
+        assert!(said.contains("1 shard of "), "{said}");
+        assert_eq!(
+            fs::read(root.join("a/c/1/0")).unwrap(),
+            one[Path::new("a/c/1/0")]
+        );
         let other = part("1/4").output().unwrap();
         let said = said_with_code(&other, 1);
         assert!(said.contains("the number of parts is 3 there"), "{said}");

@@ -108,6 +108,33 @@ pub(super) fn run(
     Ok(made.unwrap_or_else(|| whole.report(Some(part), PartState::WasComplete)))
 }
 
+/// Makes shards again that are missing or damaged in the output of a run that is complete, in so many `parts`: its record
+/// says which input and arguments it is of.
+pub(super) fn mend(
+    settings: &Reencode,
+    parts: NonZeroU64,
+    watcher: &dyn Watcher,
+) -> Result<PartReport, Failure> {
+    let planned = Reencode {
+        resume: false,
+        shared: Some(Shared::Prepare { parts }),
+        ..settings.clone()
+    };
+    let whole = Whole::of(&planned, parts, watcher)?;
+    if !whole.failed.is_empty() && !settings.keep_going {
+        return Ok(whole.report(None, PartState::Refused));
+    }
+    if watcher.is_stopping() {
+        return Err(not_begun());
+    }
+    SharedRun::must_be_complete(&settings.output, &whole.wanted)?;
+    let shards = whole.plans.iter().map(Plan::mend);
+    let shards = shards.sum::<Result<u64, Failure>>()?;
+    // Temporaries may be left of a process that was killed.
+    SharedRun::must_be_complete(&settings.output, &whole.wanted)?;
+    Ok(whole.report(None, PartState::Mended { shards }))
+}
+
 impl<'a> Whole<'a> {
     pub(super) fn of(
         settings: &'a Reencode,

@@ -66,7 +66,7 @@ use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::pattern::Pattern;
 use crate::shapes::{Wishes, volume};
-use crate::shared_run::Part;
+use crate::shared_run::{self, Part};
 use crate::watcher::{Event, Watcher};
 
 /// Re-encodes any Zarr v2 or v3 array, or all arrays of a group, as sharded arrays of Zarr v3.
@@ -138,7 +138,8 @@ pub struct Reencode {
     /// Whether arrays at `output` are replaced.
     pub overwrite: bool,
     /// Whether the run continues an interrupted run of the same settings, and keeps the shards of `output`
-    /// that are whole. It excludes `overwrite`.
+    /// that are whole. If a run in parts has completed `output`, the run makes shards again that are missing or damaged.
+    /// It excludes `overwrite`.
     pub resume: bool,
     /// Whether the run plans the parts of a run of several processes, or makes one of them. It excludes `resume` and
     /// `verify`; `overwrite` is for [`Shared::Prepare`] alone.
@@ -219,6 +220,11 @@ impl Reencode {
         }
         if let Some(shared) = self.shared {
             return in_parts::run(self, shared, watcher).map(Report::Part);
+        }
+        if self.resume
+            && let Some(parts) = shared_run::completed(&self.output)?
+        {
+            return in_parts::mend(self, parts, watcher).map(Report::Part);
         }
         if self.recursive {
             return hierarchy::run(self, watcher).map(Report::Group);

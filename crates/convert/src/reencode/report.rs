@@ -66,6 +66,11 @@ pub enum PartState {
     Completed,
     /// The output was complete before.
     WasComplete,
+    /// The output was complete before, and so many of its shards that were missing or damaged are made again.
+    Mended {
+        /// The number of shards.
+        shards: u64,
+    },
     /// Nothing was written, because of failures.
     Refused,
 }

@@ -63,7 +63,7 @@ pub(crate) use self::watch::PlanWatch;
 use crate::consolidated;
 use crate::evidence::hash;
 use crate::failure::Failure;
-use crate::open::{Place, RUN, Store};
+use crate::open::{self, Place, RUN, Store};
 use crate::replace::tidied;
 
 fn key(name: &str) -> Result<StoreKey, StorageError> {
@@ -243,6 +243,18 @@ impl SharedRun {
         // A process that was killed after the end may have left a mark or a temporary.
         tidy(place, store, &plan, &bytes);
         Ok(true)
+    }
+
+    /// Checks that the run that is `wanted` at `place` is complete, and deletes what is left of its processes.
+    pub(crate) fn must_be_complete(place: &Place, wanted: &Wanted) -> Result<(), Failure> {
+        let store = Creating::open(place, false)?.store().clone();
+        if Self::was_completed(place, &store, wanted)? {
+            return Ok(());
+        }
+        Err(
+            Failure::failed(format!("{RUN}/done.json in {place} was deleted meanwhile"))
+                .with_remedy("let no other run write there, and run the same command again"),
+        )
     }
 
     pub(crate) fn plan(&self) -> &RunPlan {
@@ -575,6 +587,18 @@ pub(crate) fn nodes(place: &Place, store: &Store) -> Result<Option<Vec<(String, 
             .map(|node| (node.path.clone(), node.is_array()))
             .collect(),
     ))
+}
+
+/// Returns the number of parts of the run that has completed the output at `place`; `None` if there is no record of one.
+pub(crate) fn completed(place: &Place) -> Result<Option<NonZeroU64>, Failure> {
+    let store = open::output(place)?.store;
+    if is_begun(place, &store)? {
+        return Ok(None);
+    }
+    let Some((bytes, shown)) = stored(place, &store, done_key())? else {
+        return Ok(None);
+    };
+    Ok(Some(RunPlan::read(&bytes, &shown)?.parts))
 }
 
 /// Returns whether there is the plan of a run that is not complete.
