@@ -6,7 +6,7 @@ pub(crate) enum Exit {
     Done,
     Failed,
     Usage,
-    /// The command did its work, and found damage or differences.
+    /// The command did its work, and found damage or differences, or an output that is not complete.
     NotWell,
     Interrupted,
 }

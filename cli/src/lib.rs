@@ -131,7 +131,7 @@ impl Task {
 }
 
 /// Runs the command with the arguments behind its name, and returns the exit code: 0 done, 1 failed, 2 wrong usage,
-/// 3 damage or differences found, 130 interrupted.
+/// 3 damage, differences or an output that is not complete found, 130 interrupted.
 ///
 /// The command is the last thing that a process does. It handles Ctrl-C and SIGTERM from now on, and may end the
 /// process. It adds codecs to those of zarrs, and registers the library's codec itself: a

@@ -32,7 +32,7 @@ impl Outcome {
         }
     }
 
-    /// Sets the exit code to that for damage and differences.
+    /// Sets the exit code to that for damage, differences, and outputs that are not complete.
     pub(crate) fn not_well(mut self) -> Self {
         self.exit = Exit::NotWell;
         self

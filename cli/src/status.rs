@@ -8,6 +8,8 @@ use crate::outcome::Outcome;
 use crate::reports::{is_or_are, numbers, without};
 
 /// Tell which parts of an output are made, which --part makes
+///
+/// The exit code is 3 if OUT cannot be read yet.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     /// The OUT of a command with --part
@@ -21,7 +23,12 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     let status = status(&args.output, args.finish)?;
     let json = json!({ "output": args.output.to_string(), "status": &status });
-    Ok(Outcome::new(text(args, &status), json))
+    let outcome = Outcome::new(text(args, &status), json);
+    Ok(if status.is_complete {
+        outcome
+    } else {
+        outcome.not_well()
+    })
 }
 
 fn text(args: &Args, status: &RunStatus) -> String {
