@@ -119,6 +119,17 @@ def test_tasks_of_which_a_worker_is_killed(
         assert report["status"]["is_complete"]
         assert (tmp_path / "new.killed").exists()
         check(tmp_path / "new")
+        # A run with other workers was interrupted: this one goes on with its parts.
+        zarrs_cuda.reencode(old, tmp_path / "three", **LIKE, part=(2, 3))
+        report = zarrs_cuda.reencode(old, tmp_path / "three", **LIKE, client=client)
+        assert report["status"]["parts"] == 3
+        check(tmp_path / "three")
+        # Complete, or to be replaced.
+        assert zarrs_cuda.reencode(old, tmp_path / "three", **LIKE, client=client)["status"]["parts"] == 3
+        again = zarrs_cuda.reencode(old, tmp_path / "three", **LIKE, client=client, overwrite=True)
+        assert again["status"]["parts"] == 2
+        with pytest.raises(RuntimeError, match="the number of parts is 2 there, and 4 here"):
+            zarrs_cuda.reencode(old, tmp_path / "three", **LIKE, client=client, parts=4)
         with pytest.raises(ValueError, match="leave out `part`"):
             zarrs_cuda.reencode(old, tmp_path / "new", client=client, part=(1, 2))
         shards = {"shard": (16, 64), "client": client, "parts": 3, "threads": 1}

@@ -55,11 +55,14 @@ class Tasks(NamedTuple):
         if self.client is None:
             raise ValueError("`parts` is the number of tasks of a `client`; one part is `part=(3, 16)`")
         workers = _workers(self.client, self.resources or {})
-        parts = max(len(workers), 1) if self.parts is None else self.parts
+        # A run that was interrupted goes on with the parts that it has.
+        parts = self.parts
+        if parts is None:
+            parts = (None if overwrite else _planned(output)) or max(len(workers), 1)
         # The plan is made first: mistakes are found here, and not by all tasks.
-        planned = run([*words, f"--prepare={parts}", *overwrites])
+        report = run([*words, f"--prepare={parts}", *overwrites])
         if is_dry:
-            return planned
+            return report
         at_once = -(-parts // max(len(workers), 1))
         self._each(self.client, [[*words, f"--part={n}/{parts}"] for n in range(1, parts + 1)], at_once)
         return run(["status", place(output), "--finish"])
@@ -215,6 +218,13 @@ def _part(part: tuple[int, int]) -> str:
     except (TypeError, ValueError) as error:
         raise ValueError(f"`part` is {part!r}, and must be as (3, 16): the third of 16") from error
     return f"{number}/{of}"
+
+
+def _planned(output: str | os.PathLike[str]) -> int | None:
+    """Return the number of parts of the run that makes `output`, or has made it; None if there is none."""
+    _, report, _ = run_any(["status", place(output)])
+    parts: int | None = report.get("status", {}).get("parts")
+    return parts
 
 
 def _version() -> str:
