@@ -71,8 +71,9 @@ def test_parts(old: Path, tmp_path: Path) -> None:
         ({"part": (-1, 3)}, "-1/3 is no part"),
         ({"part": 3}, "`part` is 3"),
         ({"part": (1, 2, 3)}, "the third of 16"),
-        ({"part": (1, 2), "overwrite": True}, "--overwrite"),
-        ({"part": (1, 2), "verify": True}, "--verify"),
+        ({"part": (1, 2), "overwrite": True}, "`overwrite` replaces"),
+        ({"part": (1, 2), "verify": True}, "`verify` reads"),
+        ({"client": object(), "verify": True}, "`verify` reads"),
         ({"parts": 3}, "client"),
         ({"codec": "lzw"}, "lzw"),
     ],
@@ -81,6 +82,16 @@ def test_wrong_arguments(old: Path, tmp_path: Path, wrong: dict[str, Any], words
     with pytest.raises(ValueError, match=words):
         zarrs_cuda.reencode(old, tmp_path / "new", **{**LIKE, **wrong})
     assert not (tmp_path / "new").exists()
+
+
+def test_a_part_goes_on(old: Path, tmp_path: Path) -> None:
+    for number in (1, 1, 2):
+        zarrs_cuda.reencode(old, tmp_path / "new", **LIKE, part=(number, 2), resume=True)
+    check(tmp_path / "new")
+    (tmp_path / "new/a/c/1/1").unlink()
+    report = zarrs_cuda.reencode(old, tmp_path / "new", **LIKE, resume=True, verify=True)
+    assert (report["state"], report["shards_made_again"]) == ("mended", 1)
+    check(tmp_path / "new")
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -78,11 +78,13 @@ def reencode(
     allow_empty
         Whether an array without stored chunks is re-encoded.
     verify
-        Whether both arrays are read again and compared, with zarrs' own codecs. Not in parts.
+        Whether both arrays are read again and compared, with zarrs' own codecs. Not with ``part`` and
+        ``client``.
     overwrite
         Whether arrays at ``destination`` are replaced. Not with ``part``.
     resume
-        Whether an interrupted run goes on. Parts always do.
+        Whether an interrupted run goes on. Parts always do. Without ``part`` and ``client``, shards are made
+        again that are missing or damaged in a destination that parts have completed.
     dry_run
         Whether only the work is reported: the arrays, and their shards, bytes, reads and memory; of each part
         with ``parts``.
@@ -101,7 +103,7 @@ def reencode(
         Makes all parts as tasks of this client. A task whose worker dies is done again by another worker.
     parts
         The number of parts with ``client`` or ``dry_run``; with a ``client``, by default the number of its
-        workers.
+        workers, or of the parts of a run that was interrupted.
     retries
         How often a task that fails is tried again.
     resources
@@ -124,6 +126,17 @@ def reencode(
     --------
     >>> zarrs_cuda.reencode("old.zarr", "fast.zarr", recursive=True)  # doctest: +SKIP
     """
+    in_parts = client is not None or part is not None or (parts is not None and not dry_run)
+    if in_parts and verify:
+        raise ValueError(
+            "no part has the whole output, which `verify` reads: leave it out. When all parts are made, run "
+            "`zarrs-cuda verify DESTINATION/ARRAY --against SOURCE/ARRAY` for each array"
+        )
+    if part is not None and overwrite:
+        raise ValueError(
+            "a `part` replaces nothing, and `overwrite` replaces arrays: leave one out, or delete "
+            "`destination` once, before all parts"
+        )
     words = ["reencode", *_places(client, source, destination)]
     words += _options(
         shard=_shape(shard),
@@ -137,7 +150,7 @@ def reencode(
         keep_going=keep_going,
         allow_empty=allow_empty,
         verify=verify,
-        resume=resume,
+        resume=resume and not in_parts,  # parts always go on
         dry_run=dry_run,
         threads=threads,
         memory=memory,
