@@ -1,5 +1,6 @@
 //! The axes of an image, from arguments and from the metadata of the image.
 
+use std::fmt;
 use std::str::FromStr;
 
 use zarrs_cuda::writer::Axis;
@@ -57,6 +58,35 @@ impl FromStr for AxisArg {
             }
         }
         Ok(axis)
+    }
+}
+
+/// Writes the axis as the value of `--axis`.
+impl fmt::Display for AxisArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            kind,
+            unit,
+            scale,
+            translation,
+            factor,
+        } = self;
+        let number = |number: &f64| number.to_string();
+        let members = [
+            ("type", kind.clone()),
+            ("unit", unit.clone()),
+            ("scale", scale.as_ref().map(number)),
+            ("translation", translation.as_ref().map(number)),
+            ("factor", factor.map(|factor| factor.to_string())),
+        ];
+        f.write_str(name)?;
+        for (member, value) in members {
+            if let Some(value) = value {
+                write!(f, ",{member}={value}")?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -60,11 +60,15 @@ pub(super) fn join(
             .as_object_mut()
             .map(|level| level.remove("slices_before"));
     }
+    let axes: Vec<String> = args.axes.iter().map(ToString::to_string).collect();
+    let axes = (!axes.is_empty()).then(|| axes.join(" "));
+    // The first difference is told, so the shapes, which follow from the others, come last.
     let arguments = [
-        ("--levels", levels["levels"].clone()),
+        ("--levels", json!(plan.names().len())),
         ("--reduction", levels["reduction"].clone()),
-        ("--axis", json!(format!("{:?}", args.axes))),
+        ("--axis", json!(axes)),
         ("--name", json!(args.name)),
+        ("the shapes of levels", levels["levels"].clone()),
     ];
     let arguments = arguments.map(|(option, value)| (option.to_owned(), value));
     let run = RunApart {

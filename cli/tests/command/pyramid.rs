@@ -484,6 +484,22 @@ fn levels_of_parts_appear_when_all_are_made() {
     assert!(said.contains("--reduction is mean there"), "{said}");
     let said = run("1/3", 1);
     assert!(said.contains("number of parts is 2"), "{said}");
+    // It has no --overwrite.
+    assert!(
+        said.contains("delete .zarrs-cuda-run beside the levels") && !said.contains("--overwrite"),
+        "{said}"
+    );
+    let said = made(
+        &parts,
+        &["--part", "1/2", "--axis", "y,scale=2.5,factor=2"],
+        1,
+    );
+    assert!(said.contains("and y,scale=2.5,factor=2 here"), "{said}");
+    let said = made(&parts, &["--part", "1/2", "--levels", "2"], 1);
+    assert!(
+        said.contains("--levels is ") && said.contains("there, and 2 here"),
+        "{said}"
+    );
     let mine = String::from_utf8_lossy(&before).replace("\"mine\":1", "\"mine\":2");
     fs::write(parts.join("zarr.json"), mine).unwrap();
     let said = run("1/2", 1);

@@ -169,6 +169,7 @@ fn others_are_refused() {
     ] {
         let said = case.refused(options, 1);
         assert!(said.contains(word), "{options:?}: {said}");
+        assert!(!said.contains("--overwrite"), "there is none: {said}");
     }
     for options in [
         &["--chunks", "--part", "1/2"][..],

@@ -10,6 +10,7 @@ use zarrs_cuda::storage::Owner;
 
 use super::Part;
 use crate::failure::Failure;
+use crate::open::RUN;
 
 /// The version of the plan's format.
 const VERSION: u64 = 1;
@@ -202,13 +203,13 @@ impl RunPlan {
         let Some(difference) = self.difference(&other) else {
             return Ok(());
         };
-        Err(Failure::failed(format!(
-            "the plan {shown} is of another run: {difference}"
-        ))
-        .with_remedy(
-            "give each part the same arguments; or name another OUT; or begin again by --prepare with --overwrite, \
-             when no part runs",
-        ))
+        Err(
+            Failure::failed(format!("the plan {shown} is of another run: {difference}"))
+                .with_remedy(format!(
+                    "give each part the same arguments; or {}, when no part runs",
+                    begin_again(wanted)
+                )),
+        )
     }
 
     /// Returns the first difference between this plan and the plan that a process would make, in words.
@@ -290,6 +291,17 @@ impl RunPlan {
         };
         let start = self.starts.get(number).copied().unwrap_or(end);
         (start, self.starts.get(number + 1).copied())
+    }
+}
+
+/// Returns the way to begin a run again whose plan is of another one.
+fn begin_again(wanted: &Wanted) -> String {
+    match (&wanted.made_apart, wanted.command) {
+        (Some(_), _) => format!("delete {RUN} beside the levels, and begin again"),
+        (None, "reencode") => {
+            "name another OUT; or begin again by --prepare with --overwrite".to_owned()
+        }
+        (None, _) => "name another OUT; or delete OUT as a whole, and begin again".to_owned(),
     }
 }
 
