@@ -230,12 +230,21 @@ pub(crate) fn dry_run_text(report: &DryRun) -> String {
             lines.push(format!("part {}: {work}", part.part));
         }
     }
-    lines.push(format!(
-        "nothing was written: {} would be written to {}{}",
-        counted(report.arrays.len() as u64, "array"),
-        report.output,
-        without(&report.left_out)
-    ));
+    let output = &report.output;
+    let arrays = counted(report.arrays.len() as u64, "array");
+    let without = without(&report.left_out);
+    lines.push(if report.is_refused {
+        format!(
+            "nothing was written, and nothing would be: {} of the arrays and groups in {} cannot be re-encoded. \
+             --keep-going would write {arrays} to {output}{without}",
+            report.failures.len(),
+            report.input
+        )
+    } else if report.is_complete {
+        format!("nothing was written, and nothing would be: {output} is complete already{without}")
+    } else {
+        format!("nothing was written: {arrays} would be written to {output}{without}")
+    });
     lines.join("\n")
 }
 
@@ -270,6 +279,7 @@ pub(crate) fn dry_run_json(report: &DryRun) -> Value {
     );
     json!({
         "dry_run": true,
+        "is_complete": report.is_complete,
         "input": report.input.to_string(),
         "output": report.output.to_string(),
         "arrays": arrays.collect::<Vec<_>>(),

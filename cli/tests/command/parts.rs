@@ -873,11 +873,85 @@ fn a_dry_run_says_what_cannot_be_done() {
         said.contains("nothing was written: 3 arrays would be"),
         "{said}"
     );
-    let said = case.run("one", "--dry-run", 1);
-    assert!(said.contains("holds a Zarr array or group"), "{said}");
     fs::write(case.path("in/c/zarr.json"), "{").unwrap();
     let said = case.run("out", "--dry-run", 1);
-    assert!(said.contains("2 arrays would be written"), "{said}");
+    assert!(
+        said.contains("nothing was written, and nothing would be: 1 of "),
+        "{said}"
+    );
+    assert!(said.contains("--keep-going would write 2 arrays"), "{said}");
     assert!(said.contains("error") && said.contains("in/c"), "{said}");
+    let said = case.run("out", "--dry-run --keep-going", 1);
+    assert!(
+        said.contains("2 arrays would be written") && said.contains("without c"),
+        "{said}"
+    );
     assert!(!case.path("out").exists());
+}
+
+/// A dry run takes and refuses what the run would, in the same words.
+#[test]
+fn a_dry_run_ends_as_the_run() {
+    let case = Case::new();
+    let run = |out: &str, more: &str, code: i32| -> Vec<String> {
+        let said = case.run(out, more, code);
+        let lines = said
+            .lines()
+            .filter(|line| line.starts_with("error") || line.starts_with("help"));
+        lines.map(str::to_owned).collect()
+    };
+    case.run("begun", "--part 1/3", 0);
+    for part in ["1/2", "2/2"] {
+        case.run("complete", &format!("--part {part}"), 0);
+    }
+    fs::create_dir(case.path("other")).unwrap();
+    fs::write(case.path("other/notes.txt"), "mine").unwrap();
+    case.run("foreign", "", 0);
+    fs::write(case.path("foreign/a/notes.txt"), "mine").unwrap();
+    let all = || {
+        let mut files = files(case.folder.path());
+        files.sort();
+        files
+    };
+    let before = all();
+    for (out, more, code) in [
+        ("one", "", 1),
+        ("one", "--part 1/2", 1),
+        ("one", "--prepare 2", 1),
+        ("begun", "", 1),
+        ("begun", "--part 1/2", 1),
+        ("begun", "--prepare 2", 1),
+        ("complete", "", 1),
+        ("complete", "--part 1/3", 1),
+        ("complete", "--part 1/2 --codec zstd:5", 1),
+        ("other", "", 1),
+        ("other", "--part 1/2", 1),
+        ("other", "--overwrite", 1),
+        ("other", "--prepare 2 --overwrite", 1),
+        ("foreign", "--overwrite", 1),
+        ("foreign", "--prepare 2 --overwrite", 1),
+    ] {
+        let dry = run(out, &format!("{more} --dry-run"), code);
+        assert_eq!(dry, run(out, more, code), "{out} {more}");
+        assert!(dry.len() == 2 || out == "foreign", "{out} {more}: {dry:?}");
+    }
+    let said = case.run("complete", "--part 1/2 --dry-run", 0);
+    assert!(
+        said.contains("and nothing would be: ") && said.contains("complete already"),
+        "{said}"
+    );
+    for (out, more) in [
+        ("one", "--overwrite"),
+        ("one", "--prepare 2 --overwrite"),
+        ("begun", "--overwrite"),
+        ("begun", "--part 2/3"),
+        ("begun", "--prepare 3"),
+        ("begun", "--prepare 2 --overwrite"),
+        ("complete", "--overwrite"),
+        ("complete", "--prepare 2 --overwrite"),
+    ] {
+        let said = case.run(out, &format!("{more} --dry-run"), 0);
+        assert!(said.contains("3 arrays would be written"), "{said}");
+    }
+    assert_eq!(all(), before);
 }

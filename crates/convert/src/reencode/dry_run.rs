@@ -4,13 +4,12 @@ use std::num::NonZeroU64;
 
 use zarrs::array::ArraySubset;
 
-use super::in_parts::Whole;
+use super::in_parts::{Whole, must_make_sense};
 use super::report::{ArrayWork, DryRun, PartWork, Work};
-use super::target::Target;
 use super::{Plan, Reencode, Shared};
 use crate::failure::Failure;
 use crate::parts::element_bytes;
-use crate::shared_run::{Output, Part, PartStart};
+use crate::shared_run::{Part, PartStart};
 use crate::watcher::Watcher;
 
 /// Plans the run, and divides it into parts if it has any.
@@ -22,10 +21,13 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<DryRun, 
     }
     let parts = settings.shared.map_or(NonZeroU64::MIN, Shared::parts);
     let chosen = settings.shared.and_then(Shared::part);
-    let whole = Whole::of(settings, parts, watcher)?;
-    if !settings.overwrite && !Target::new(&settings.output)?.is_in_parts()? {
-        whole.must_be_free()?;
+    if settings.shared.is_some() {
+        must_make_sense(settings, chosen)?;
     }
+    let whole = Whole::of(settings, parts, watcher)?;
+    let is_refused = whole.is_refused(settings);
+    // A run without parts looks at OUT when it plans arrays.
+    let is_complete = settings.shared.is_some() && !is_refused && whole.may_begin(settings)?;
     let covered = whole.all_covered()?;
     let starts = whole.starts_of(&covered);
     let mut works = Vec::new();
@@ -72,6 +74,8 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<DryRun, 
         parts: works,
         left_out,
         failures,
+        is_refused,
+        is_complete,
     })
 }
 

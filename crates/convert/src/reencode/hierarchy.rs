@@ -12,7 +12,7 @@ use super::{Job, Plan, Reencode, not_begun};
 use crate::consolidated;
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
-use crate::open::{self, Stores};
+use crate::open::{self, Store, Stores};
 use crate::watcher::{Event, Watcher};
 
 /// Re-encodes every array of the group. Plans all arrays before it writes the first byte. Readers see a group
@@ -22,18 +22,20 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
     let say = |line: String| watcher.hear(Event::Line(&line));
     let stores = open::store(input)?;
     let store = &*stores.store;
+    let Checked {
+        hierarchy,
+        root,
+        run,
+        changes,
+    } = checked(settings, store, watcher)?;
     let Hierarchy {
         members,
         left_out,
-        metadata,
         paths: all_paths,
-    } = hierarchy(settings, store, watcher)?;
+        ..
+    } = hierarchy;
     let repairs = repairs_of_groups(&stores, &members);
     let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
-    let evidence = Evidence::of_group(input, store, &paths)?;
-    let run = Run::of_group(settings, evidence, metadata);
-    let root = Target::new(output)?;
-    let changes = root.check_group(settings.mode(), &run, &paths)?;
     let (plans, mut failed) = plans(settings, watcher, &members, changes.as_ref());
     failed.extend(not_found(input, store, &all_paths)?);
     if watcher.is_stopping() {
@@ -89,6 +91,36 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
         left_out,
     };
     Ok(report(Some(written), failed))
+}
+
+/// A run over a group, which may write to the output as a whole. The plans of arrays check their own directories.
+pub(super) struct Checked {
+    pub(super) hierarchy: Hierarchy,
+    root: Target,
+    run: Run,
+    /// The keys of the input that were written since the run began that this one continues.
+    changes: Option<Changes>,
+}
+
+/// Lists the nodes of the input, and checks that the run may write to the output. Writes nothing.
+pub(super) fn checked(
+    settings: &Reencode,
+    store: &Store,
+    watcher: &dyn Watcher,
+) -> Result<Checked, Failure> {
+    let hierarchy = hierarchy(settings, store, watcher)?;
+    let paths = hierarchy.members.iter().map(|member| &*member.path);
+    let paths: BTreeSet<_> = paths.collect();
+    let evidence = Evidence::of_group(&settings.input, store, &paths)?;
+    let run = Run::of_group(settings, evidence, hierarchy.metadata.clone());
+    let root = Target::new(&settings.output)?;
+    let changes = root.check_group(settings.mode(), &run, &paths)?;
+    Ok(Checked {
+        hierarchy,
+        root,
+        run,
+        changes,
+    })
 }
 
 /// Returns the repairs of the metadata of groups, as lines for people. Each array reports its own.

@@ -14,7 +14,7 @@ use super::copy::copy;
 use super::covered::Covered;
 use super::found::{self, prefix_of};
 use super::groups::{Member, Node, of_groups};
-use super::hierarchy::plans;
+use super::hierarchy::{checked, plans};
 use super::nodes::{Hierarchy, hierarchy, not_found};
 use super::report::{PartReport, PartState};
 use super::resume::Stored;
@@ -60,25 +60,10 @@ pub(super) fn run(
     shared: Shared,
     watcher: &dyn Watcher,
 ) -> Result<PartReport, Failure> {
-    if settings.resume {
-        return Err(Failure::usage(
-            "a part always goes on with what is stored: leave out --resume",
-        ));
-    }
-    if settings.verify {
-        return Err(Failure::usage(
-            "a part cannot be compared before the output is complete: leave out --verify, and run `zarrs-cuda verify \
-             OUT/ARRAY --against IN/ARRAY` for each array when all parts are made",
-        ));
-    }
     let (parts, part) = (shared.parts(), shared.part());
-    if settings.overwrite && part.is_some() {
-        return Err(Failure::usage(
-            "a part replaces nothing that is stored: --overwrite is for --prepare, which is run once before all parts",
-        ));
-    }
+    must_make_sense(settings, part)?;
     let whole = Whole::of(settings, parts, watcher)?;
-    if !whole.failed.is_empty() && !settings.keep_going {
+    if whole.is_refused(settings) {
         return Ok(whole.report(part, PartState::Refused));
     }
     if watcher.is_stopping() {
@@ -108,6 +93,27 @@ pub(super) fn run(
     Ok(made.unwrap_or_else(|| whole.report(Some(part), PartState::WasComplete)))
 }
 
+/// Checks the settings of a process that makes `part`, or plans the parts.
+pub(super) fn must_make_sense(settings: &Reencode, part: Option<Part>) -> Result<(), Failure> {
+    if settings.resume {
+        return Err(Failure::usage(
+            "a part always goes on with what is stored: leave out --resume",
+        ));
+    }
+    if settings.verify {
+        return Err(Failure::usage(
+            "a part cannot be compared before the output is complete: leave out --verify, and run `zarrs-cuda verify \
+             OUT/ARRAY --against IN/ARRAY` for each array when all parts are made",
+        ));
+    }
+    if settings.overwrite && part.is_some() {
+        return Err(Failure::usage(
+            "a part replaces nothing that is stored: --overwrite is for --prepare, which is run once before all parts",
+        ));
+    }
+    Ok(())
+}
+
 /// Makes shards again that are missing or damaged in the output of a run that is complete, in so many `parts`: its record
 /// says which input and arguments it is of.
 pub(super) fn mend(
@@ -121,7 +127,7 @@ pub(super) fn mend(
         ..settings.clone()
     };
     let whole = Whole::of(&planned, parts, watcher)?;
-    if !whole.failed.is_empty() && !settings.keep_going {
+    if whole.is_refused(settings) {
         return Ok(whole.report(None, PartState::Refused));
     }
     if watcher.is_stopping() {
@@ -145,7 +151,10 @@ impl<'a> Whole<'a> {
         must_be_few(parts)?;
         let store = open::store(input)?.store;
         let (members, plans, failed) = if settings.recursive {
-            let Hierarchy { members, paths, .. } = hierarchy(settings, &store, watcher)?;
+            let Hierarchy { members, paths, .. } = match settings.shared {
+                Some(_) => hierarchy(settings, &store, watcher)?,
+                None => checked(settings, &store, watcher)?.hierarchy,
+            };
             let (plans, mut failed) = plans(settings, watcher, &members, None);
             failed.extend(not_found(input, &store, &paths)?);
             (members, plans, failed)
@@ -181,6 +190,20 @@ impl<'a> Whole<'a> {
             wanted,
             failed,
         })
+    }
+
+    /// Checks that a process of this run in parts may write to the output. Writes nothing. Returns whether the output is
+    /// complete.
+    pub(super) fn may_begin(&self, settings: &Reencode) -> Result<bool, Failure> {
+        if settings.overwrite {
+            return self.must_be_replaceable().map(|()| false);
+        }
+        SharedRun::may_join(self.output, &self.wanted, self)
+    }
+
+    /// Returns whether nothing is written, because an array or a group cannot be re-encoded.
+    pub(super) fn is_refused(&self, settings: &Reencode) -> bool {
+        !self.failed.is_empty() && !settings.keep_going
     }
 
     pub(super) fn plans(&self) -> &[Plan<'a>] {
@@ -245,7 +268,7 @@ impl<'a> Whole<'a> {
 
     /// Checks that the run may replace what is stored, as a run without parts does. The plan of each array has checked
     /// the files in its directory. Writes nothing.
-    pub(super) fn must_be_replaceable(&self) -> Result<(), Failure> {
+    fn must_be_replaceable(&self) -> Result<(), Failure> {
         let Some(plan) = self.plans.first() else {
             return Ok(());
         };

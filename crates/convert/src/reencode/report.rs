@@ -187,6 +187,10 @@ pub struct DryRun {
     pub left_out: Vec<String>,
     /// A failure for each array or group that cannot be re-encoded.
     pub failures: Vec<Failure>,
+    /// Whether nothing would be written, because of `failures`.
+    pub is_refused: bool,
+    /// Whether nothing would be written, because the parts of the run are made already.
+    pub is_complete: bool,
 }
 
 /// The work on one array.

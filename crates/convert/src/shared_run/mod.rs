@@ -232,14 +232,44 @@ impl SharedRun {
         })
     }
 
-    /// Returns whether the run that is `wanted` is complete. If it is, deletes its plan and its marks.
-    fn was_completed(place: &Place, store: &Store, wanted: &Wanted) -> Result<bool, Failure> {
+    /// Checks that a process may join the run that is `wanted` at `place`, as [`join`](Self::join) does. Writes and
+    /// deletes nothing. Returns whether the run is complete.
+    pub(crate) fn may_join(
+        place: &Place,
+        wanted: &Wanted,
+        output: &dyn Output,
+    ) -> Result<bool, Failure> {
+        let store = open::output(place)?.store;
+        if Self::record(place, &store, wanted)?.is_some() {
+            return Ok(true);
+        }
+        match stored(place, &store, plan_key())? {
+            Some((bytes, shown)) => RunPlan::read(&bytes, &shown)?.must_be(wanted, &shown)?,
+            None => output.must_be_free()?,
+        }
+        Ok(false)
+    }
+
+    /// Returns the plan of the run that is `wanted`, and its bytes, if the run is complete.
+    fn record(
+        place: &Place,
+        store: &Store,
+        wanted: &Wanted,
+    ) -> Result<Option<(RunPlan, Bytes)>, Failure> {
         let Some((bytes, shown)) = stored(place, store, done_key())? else {
-            return Ok(false);
+            return Ok(None);
         };
         let plan = RunPlan::read(&bytes, &shown)?;
         plan.must_be(wanted, &shown)?;
         must_be_shown(place, store, &plan)?;
+        Ok(Some((plan, bytes)))
+    }
+
+    /// Returns whether the run that is `wanted` is complete. If it is, deletes its plan and its marks.
+    fn was_completed(place: &Place, store: &Store, wanted: &Wanted) -> Result<bool, Failure> {
+        let Some((plan, bytes)) = Self::record(place, store, wanted)? else {
+            return Ok(false);
+        };
         // A process that was killed after the end may have left a mark or a temporary.
         tidy(place, store, &plan, &bytes);
         Ok(true)
