@@ -148,25 +148,35 @@ fn shapes_for_each_array() {
     assert_eq!(case.shapes("out/t2m"), [vec![8, 16, 16], vec![4, 8, 8]]);
     assert_eq!(case.shapes("out/surface/wind")[0], [40, 16, 16]);
     assert_eq!(case.shapes("out/surface/deep/mask")[0], [16, 300, 2]);
-    for (option, words) in [
+    let not_whole = "--shape-for=t2m=8,16,16/3,16,16";
+    for (options, words, code) in [
         (
             "--shape-for=t3m=8,16,16",
             "--shape-for t3m is the path of no array",
+            2,
         ),
-        ("--shape-for=t2m=8,16", "--shape-for t2m has 2 dimensions"),
-        ("--shape-for=t2m", "it is a pattern and shapes"),
         (
-            "--shape-for=t2m=8,16,16/3,16,16",
-            "whole number of subchunks",
+            "--shape-for=t2m=8,16",
+            "--shape-for t2m has 2 dimensions",
+            1,
+        ),
+        ("--shape-for=t2m", "it is a pattern and shapes", 2),
+        (not_whole, "--shape-for t2m, for ", 1),
+        (
+            not_whole,
+            "in/t2m: a shard has to be a whole number of subchunks",
+            1,
+        ),
+        (not_whole, "shards of 8,16,16, subchunks of 3,16,16", 1),
+        (
+            "--shard=100,300,100 --keep-chunks",
+            "--shard, --keep-chunks, for ",
+            1,
         ),
     ] {
-        let code = if words.contains("dimensions") || words.contains("whole") {
-            1
-        } else {
-            2
-        };
-        let said = case.run("none", &[option], code);
-        assert!(said.contains(words), "{option}: {said}");
+        let options: Vec<&str> = options.split(' ').collect();
+        let said = case.run("none", &options, code);
+        assert!(said.contains(words), "{options:?}: {said}");
         assert!(!case.at("none").exists());
     }
 }

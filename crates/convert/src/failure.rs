@@ -81,6 +81,13 @@ impl Failure {
         self
     }
 
+    /// Says in front of the message which thing it is about: "`what`: message".
+    #[must_use]
+    pub(crate) fn about(mut self, what: impl fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
     /// Replaces the names of settings in the message and the remedy by those of another front end. `name`
     /// maps an option of the command, as `--overwrite`, to the new name, or to `None` to keep it.
     #[must_use]

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 
 use crate::failure::Failure;
 use crate::pattern::Pattern;
+use crate::words::shape_text;
 
 /// The shapes that the user wants for shards and subchunks, and the sizes for shapes that the program
 /// chooses.
@@ -60,10 +61,38 @@ impl Wishes {
         (wishes, found.map(|found| &found.pattern))
     }
 
+    /// Returns the options that say the shapes.
+    pub(crate) fn options(&self) -> Vec<&'static str> {
+        let options = [
+            ("--shard", self.shard.is_some()),
+            ("--subchunk", self.subchunk.is_some()),
+            ("--keep-chunks", self.keep_chunks),
+        ];
+        let given = options.into_iter().filter(|(_, is_given)| *is_given);
+        given.map(|(option, _)| option).collect()
+    }
+
     /// Returns the shapes of a shard and of a subchunk, for an array of the shape `array` whose elements have
     /// `element` bytes. If a wanted shape has another number of dimensions, it calls `other_rank` with the
     /// name of the option and that number.
+    ///
+    /// # Errors
+    /// The failure of `other_rank`; a shard is no whole number of subchunks.
     pub fn chosen(
+        &self,
+        array: &[u64],
+        written: Written<'_>,
+        element: u64,
+        other_rank: impl Fn(&str, usize) -> Result<(), Failure>,
+    ) -> Result<(Vec<NonZeroU64>, Vec<NonZeroU64>), Failure> {
+        let (shard, subchunk) = self.proposed(array, written, element, other_rank)?;
+        let checked = must_be_whole(&shard, &subchunk);
+        checked.map_err(|failure| failure.about(self.options().join(", ")))?;
+        Ok((shard, subchunk))
+    }
+
+    /// Returns shapes as [`chosen`](Self::chosen) does, which may be no whole numbers of each other.
+    pub(crate) fn proposed(
         &self,
         array: &[u64],
         written: Written<'_>,
@@ -96,23 +125,32 @@ impl Wishes {
         };
         let shard =
             shard.unwrap_or_else(|| shard_for(written, array, &subchunk, shard_bytes / element));
-        for (d, (&shard, &subchunk)) in shard.iter().zip(&subchunk).enumerate() {
-            if !shard.is_multiple_of(subchunk) {
-                let above = (shard / subchunk + 1).saturating_mul(subchunk);
-                let nearest = match shard / subchunk {
-                    0 => above.to_string(),
-                    whole => format!("{} or {above}", whole * subchunk),
-                };
-                return Err(Failure::usage(format!(
-                    "a shard has to be a whole number of subchunks, but in dimension {d} it is \
-                     {shard} and they are {subchunk}"
-                ))
-                .with_remedy(format!("make it {nearest}")));
-            }
-        }
         let nonzero = |edges: Vec<u64>| edges.into_iter().filter_map(NonZeroU64::new).collect();
         Ok((nonzero(shard), nonzero(subchunk)))
     }
+}
+
+/// Checks that a shard of the shape `shard` is a whole number of subchunks.
+pub(crate) fn must_be_whole(shard: &[NonZeroU64], subchunk: &[NonZeroU64]) -> Result<(), Failure> {
+    let axes = edges(shard).into_iter().zip(edges(subchunk));
+    for (d, (edge, of_subchunk)) in axes.enumerate() {
+        if edge.is_multiple_of(of_subchunk) {
+            continue;
+        }
+        let above = (edge / of_subchunk + 1).saturating_mul(of_subchunk);
+        let nearest = match edge / of_subchunk {
+            0 => above.to_string(),
+            whole => format!("{} or {above}", whole * of_subchunk),
+        };
+        return Err(Failure::usage(format!(
+            "a shard has to be a whole number of subchunks, but in dimension {d} it is {edge} and they are \
+             {of_subchunk}: shards of {}, subchunks of {}",
+            shape_text(shard),
+            shape_text(subchunk)
+        ))
+        .with_remedy(format!("make it {nearest}")));
+    }
+    Ok(())
 }
 
 /// The order in which an array will be written.

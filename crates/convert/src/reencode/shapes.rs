@@ -10,7 +10,7 @@ use crate::budget::Budget;
 use crate::failure::Failure;
 use crate::open::{Place, Store};
 use crate::parts::{Parts, Sizes, element_bytes, reads, unit};
-use crate::shapes::{Written, edges};
+use crate::shapes::{Written, edges, must_be_whole};
 
 /// The shapes of the output array, of its shards and of their subchunks.
 pub(crate) struct Shapes {
@@ -40,7 +40,14 @@ impl Shapes {
             )))
         };
         let written = Written::Chunks(&input_chunk);
-        let (shard, subchunk) = wishes.chosen(&array, written, element, other_rank)?;
+        let (shard, subchunk) = wishes.proposed(&array, written, element, other_rank)?;
+        must_be_whole(&shard, &subchunk).map_err(|failure| {
+            let options = match pattern {
+                Some(pattern) => format!("--shape-for {pattern}"),
+                None => wishes.options().join(", "),
+            };
+            failure.about(format_args!("{options}, for {}", job.input))
+        })?;
         let sizes = Sizes {
             shard: &edges(&shard),
             subchunk: &edges(&subchunk),
