@@ -401,6 +401,26 @@ fn shards_that_are_lost_after_the_end() {
     assert!(case.path("array/c/0/0").exists());
 }
 
+/// A chunk of IN that cannot be read is named, and no command that would fail again is offered.
+#[test]
+fn a_broken_chunk_is_named() {
+    let case = Case::new();
+    let chunk = case.path("in/a/c/7/0");
+    let whole = fs::read(&chunk).unwrap();
+    fs::write(&chunk, &whole[1..]).unwrap();
+    for (out, more) in [("single", ""), ("out", "--part 1/1")] {
+        let said = case.run(out, more, 1);
+        assert!(said.contains("in/a, of the chunk c/7/0: "), "{said}");
+        assert!(
+            said.contains("help: ") && said.contains("when the cause is gone"),
+            "{said}"
+        );
+    }
+    fs::write(&chunk, whole).unwrap();
+    case.run("out", "--part 1/1", 0);
+    case.must_be_complete("out");
+}
+
 /// Chunks of IN that are not there any more are no fill values.
 #[test]
 fn an_input_that_shrinks_is_refused() {

@@ -88,6 +88,15 @@ impl Failure {
         self
     }
 
+    /// Returns the condition under which the same work may succeed, as the beginning of a remedy; nothing if the user
+    /// stopped it.
+    pub(crate) fn condition(&self) -> &'static str {
+        match self.kind {
+            FailureKind::Interrupted => "",
+            _ => "when the cause is gone, ",
+        }
+    }
+
     /// Replaces the names of settings in the message and the remedy by those of another front end. `name`
     /// maps an option of the command, as `--overwrite`, to the new name, or to `None` to keep it.
     #[must_use]

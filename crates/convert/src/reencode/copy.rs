@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use zarrs::array::{Array, ArrayBytes, ArrayError, ArraySubset};
-use zarrs::storage::{StorageError, StorePrefix};
+use zarrs::storage::{StorageError, StoreKey, StorePrefix};
+use zarrs_codec::CodecOptions;
 
 use super::Job;
 use super::arrays::{Input, OutputArray};
@@ -29,14 +30,44 @@ pub(super) fn read(
     shapes: &Shapes,
     region: &ArraySubset,
 ) -> Result<ArrayBytes<'static>, Failure> {
-    let read = chunks.read(input, region, &shapes.parts.options());
-    read.map_err(|error| cannot_read(region, &job.input, &error))
+    let options = shapes.parts.options();
+    let read = chunks.read(input, region, &options);
+    read.map_err(|error| cannot_read(region, input, &job.input, &options, &error))
 }
 
-pub(super) fn cannot_read(region: &ArraySubset, place: &Place, error: &ArrayError) -> Failure {
+/// Returns the failure to read the elements `region` of `array` at `place`. It names the first chunk that cannot be read.
+pub(super) fn cannot_read(
+    region: &ArraySubset,
+    array: &Array<Store>,
+    place: &Place,
+    options: &CodecOptions,
+    error: &ArrayError,
+) -> Failure {
+    let error = error.to_string();
+    let chunk = unreadable_chunk(array, region, options)
+        .filter(|chunk| !error.contains(chunk.as_str()))
+        .map_or_else(String::new, |chunk| format!(", of the chunk {chunk}"));
     Failure::failed(format!(
-        "cannot read the elements {region} of {place}: {error}"
+        "cannot read the elements {region} of {place}{chunk}: {error}"
     ))
+}
+
+/// Returns the key of the first chunk in `region` that cannot be read.
+fn unreadable_chunk(
+    array: &Array<Store>,
+    region: &ArraySubset,
+    options: &CodecOptions,
+) -> Option<StoreKey> {
+    let chunks = array.chunks_in_array_subset(region).ok()??;
+    let is_unreadable = |chunk: &[u64]| {
+        let part = array.chunk_subset(chunk).ok()?.overlap(region).ok()?;
+        let read = array.retrieve_array_subset_opt::<ArrayBytes<'static>>(&part, options);
+        Some(read.is_err())
+    };
+    let chunks = chunks.indices();
+    let mut chunks = chunks.iter();
+    let found = chunks.find(|chunk| is_unreadable(chunk) == Some(true))?;
+    Some(array.chunk_key(&found))
 }
 
 /// Counts finished shards, for the watcher's progress and for the error of a run that stops.

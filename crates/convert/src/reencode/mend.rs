@@ -22,8 +22,9 @@ impl Plan<'_> {
             ..
         } = self;
         let stopped = |failure: Failure| {
+            let when = failure.condition();
             failure.with_remedy(format!(
-                "run the same command again: shards of {} that were made again stay",
+                "{when}run the same command again: shards of {} that were made again stay",
                 job.output
             ))
         };

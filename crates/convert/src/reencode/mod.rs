@@ -510,9 +510,10 @@ impl Plan<'_> {
         }
         let stored = Stored::of(job, input, output, begun.changes.as_ref())?;
         let incomplete = |failure: Failure| {
+            let when = failure.condition();
             failure.with_remedy(format!(
-                "{} is incomplete, and no Zarr reader opens it: run the same command with --resume \
-                 to go on, or with --overwrite to start again",
+                "{} is incomplete, and no Zarr reader opens it: {when}run the same command with \
+                 --resume to go on, or with --overwrite to start again",
                 job.output
             ))
         };

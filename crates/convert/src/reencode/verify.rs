@@ -26,7 +26,9 @@ pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &OutputArray) -> Re
     let compare = |(indices, region): (Vec<u64>, ArraySubset)| {
         for part in shapes.parts.of(&region) {
             let written = output.retrieve_array_subset::<ArrayBytes<'static>>(&part);
-            let written = written.map_err(|error| cannot_read(&part, &job.output, &error))?;
+            let options = shapes.parts.options();
+            let written = written
+                .map_err(|error| cannot_read(&part, &output, &job.output, &options, &error))?;
             if read(job, &chunks, &input, shapes, &part)? != written {
                 return Err(Failure::not_well(format!(
                     "the elements {part} of {} are not what was read from {} (shard {})",

@@ -330,8 +330,9 @@ impl SharedRun {
             Err(_) if self.is_complete().unwrap_or(false) => Ok(None),
             Err(failure) => {
                 self.goes_on()?; // a plan that was replaced is the reason, and has another remedy
+                let when = failure.condition();
                 Err(failure.with_remedy(format!(
-                    "run the same command again: shards of {} that are stored stay",
+                    "{when}run the same command again: shards of {} that are stored stay",
                     self.place
                 )))
             }
