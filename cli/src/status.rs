@@ -67,8 +67,14 @@ fn text(args: &Args, status: &RunStatus) -> String {
             let stored = counted(shards, "shard");
             lines.push(format!("  {}/{parts}: {stored} stored{age}", part.part));
         }
+        let are_ranges = missing.iter().all(|part| part.shards.is_some());
         lines.push(
-            "make them again, also one that is only slow: shards that are stored stay".to_owned(),
+            if are_ranges {
+                "make them again, also one that is only slow: shards that are stored stay"
+            } else {
+                "make each again as a whole, when no process makes it any more: what is stored of a part is not told"
+            }
+            .to_owned(),
         );
     }
     lines.extend(status.notes.iter().cloned());

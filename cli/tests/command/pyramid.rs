@@ -479,6 +479,10 @@ fn levels_of_parts_appear_when_all_are_made() {
     let status = program().arg("status").arg(&parts).output().unwrap();
     let status = said_with_code(&status, 3);
     assert!(status.contains("1 part is missing: 1"), "{status}");
+    assert!(
+        status.contains("as a whole, when no process makes it") && !status.contains("stay"),
+        "{status}"
+    );
     // Another run, and other metadata of the group, are refused by name.
     let said = made(&parts, &["--part", "1/2", "--reduction", "maximum"], 1);
     assert!(said.contains("--reduction is mean there"), "{said}");
