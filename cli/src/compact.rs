@@ -118,7 +118,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     if unknown > 0 {
         let verb = if args.dry_run { "would be" } else { "were" };
         lines.push(format!(
-            "{} {verb} dropped that no index in the shards knew: updates do not leave such bytes",
+            "{} {verb} dropped that no index in the shards knew: of updates that were interrupted, or whose index was \
+             overwritten since, or of another program",
             counted(unknown, "byte")
         ));
     }

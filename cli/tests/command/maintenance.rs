@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tempfile::TempDir;
-use zarrs::array::{Array, ArrayBuilder, data_type};
+use zarrs::array::codec::ZstdCodec;
+use zarrs::array::{Array, ArrayBuilder, CodecOptions, data_type};
+use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::maintenance::{ArrayLease, Shards};
 use zarrs_cuda::storage::SparseShardStore;
 
@@ -363,6 +365,42 @@ fn shards_are_compacted() {
     assert!(text.contains("shard 0,0: "), "{text}");
     assert!(text.contains("cannot compact the shard 1,0"), "{text}");
     assert_eq!(fs::metadata(&file).unwrap().len(), small);
+}
+
+/// Updates alone leave bytes that no index knows: a later update writes over the index that did.
+#[test]
+fn bytes_of_updates_are_no_strangers() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    let mut chance = Chance::new();
+    let codec = CudaShardingCodecBuilder::new(vec![64.try_into().unwrap()], &data_type::uint16())
+        .bytes_to_bytes_codecs(vec![Arc::new(ZstdCodec::new(1, false))])
+        .build_arc()
+        .unwrap();
+    let array = ArrayBuilder::new(vec![1024], vec![1024], data_type::uint16(), 0_u16)
+        .array_to_bytes_codec(codec)
+        .build(store(path), "/")
+        .unwrap();
+    array.store_metadata().unwrap();
+    let partial = CodecOptions::default().with_experimental_partial_encoding(true);
+    for _ in 0..400 {
+        let start = chance.below(1024 - 60);
+        let len = 1 + chance.below(60);
+        let elements: Vec<u16> = (0..len).map(|_| chance.below(1 << 16) as u16).collect();
+        let subset = [start..start + len];
+        array
+            .store_array_subset_opt(&subset, elements, &partial)
+            .unwrap();
+    }
+    let dry = json(&[&"compact", &path, &"--dry-run"], 0);
+    assert!(dry["unknown"].as_u64().unwrap() > 0, "{dry}");
+    let text = said(&[&"compact", &path], 0);
+    assert!(
+        text.contains("of updates that were interrupted, or whose index was overwritten"),
+        "{text}"
+    );
+    let dry = json(&[&"compact", &path, &"--dry-run", &"--unused", &"0"], 0);
+    assert_eq!(dry["unknown"], 0, "{dry}");
 }
 
 #[test]
