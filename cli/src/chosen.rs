@@ -11,10 +11,18 @@ use zarrs_cuda_convert::words::{counted, shape_text};
 use zarrs_cuda_convert::{Failure, Part};
 
 use crate::arguments::ShardIndices;
+use crate::outcome::Outcome;
 
 /// A sentence for people about damage that the array itself cannot mend.
 pub(crate) const OTHER_DAMAGE: &str = "Other damage is made again from the source, by the command that made the array: \
      `zarrs-cuda reencode IN OUT …` with --resume if OUT was made in parts, which keeps what is whole, else with --overwrite";
+
+/// Adds to `outcome` what to do about damage that the array itself cannot mend, and sets the exit code for it.
+pub(crate) fn with_other_damage(outcome: Outcome) -> Outcome {
+    outcome
+        .with_note(&format!("help: {OTHER_DAMAGE}"))
+        .not_well()
+}
 
 /// An array, and which of its shards.
 #[derive(clap::Args, Debug)]
@@ -86,27 +94,28 @@ impl ShardArgs {
         !self.shards.is_empty()
     }
 
-    /// Returns the subject and the verb of a sentence about the chosen shards; `None` if these are all.
-    pub(crate) fn some_are(&self) -> Option<String> {
+    /// Returns the beginning of a sentence about the chosen shards, with a space behind it; nothing if these are all.
+    pub(crate) fn some_are(&self) -> String {
         match (self.are_named(), self.part) {
-            (false, None) => None,
-            (false, Some(part)) => Some(format!("part {part} of the shards is")),
-            (true, None) => Some("the named shards are".to_owned()),
-            (true, Some(part)) => Some(format!("the named shards of part {part} are")),
+            (false, None) => String::new(),
+            (false, Some(part)) => format!("part {part} of the shards is "),
+            (true, None) => "the named shards are ".to_owned(),
+            (true, Some(part)) => format!("the named shards of part {part} are "),
         }
     }
 
-    /// Returns a line for people if only a part of the shards was looked at.
-    pub(crate) fn part_text(&self) -> Option<String> {
-        let part = self.part?;
-        Some(format!(
-            "this is part {part} of the shards: the others were not looked at"
-        ))
-    }
-
-    /// Returns the part as JSON; null if it is the whole array.
-    pub(crate) fn part_json(&self) -> Value {
-        json!(self.part.map(|part| part.to_string()))
+    /// Adds to `outcome` which shards it is about.
+    pub(crate) fn named_in(&self, outcome: Outcome) -> Outcome {
+        let part = self.part.map(|part| part.to_string());
+        let note = part.as_ref().map(|part| {
+            format!("this is part {part} of the shards: the others were not looked at")
+        });
+        let outcome = outcome.with("part", json!(part));
+        let outcome = outcome.with("named_shards", json!(self.are_named()));
+        match note {
+            Some(note) => outcome.with_note(&note),
+            None => outcome,
+        }
     }
 
     fn is_of_part(&self, position: u128) -> bool {

@@ -123,12 +123,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             counted(unknown, "byte")
         ));
     }
-    lines.extend(args.shards.part_text());
     lines.extend(chosen.outside_text());
     lines.extend(ShardArgs::lease_text(lease.as_ref()));
     let json = json!({
         "array": opened.place.to_string(),
-        "part": args.shards.part_json(),
         "dry_run": args.dry_run,
         "lease": lease.as_ref().map(ArrayLease::is_held),
         "stored": shards,
@@ -139,7 +137,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "compacted": rows,
     });
     done.failures.extend(chosen.take_failures());
-    Ok(Outcome::new(lines.join("\n"), json).with_errors(done.failures))
+    let outcome = Outcome::new(lines.join("\n"), json);
+    Ok(args.shards.named_in(outcome).with_errors(done.failures))
 }
 
 /// The number of stored shards, and the bytes of all of them before and after. Threads share it.

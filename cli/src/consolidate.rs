@@ -175,13 +175,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             .map(|shard| format!("shard {}", shape_text(shard)))
             .collect();
         lines.push(format!("{} to pack", counted(shards.len(), "shard")));
-        lines.extend(args.shards.part_text());
         lines.extend(outside_text);
         let json = json!({
-            "array": opened.place.to_string(), "part": args.shards.part_json(), "dry_run": true, "pending": shards,
+            "array": opened.place.to_string(), "dry_run": true, "pending": shards,
             "outside_of_grid": outside,
         });
-        return Ok(Outcome::new(lines.join("\n"), json));
+        return Ok(args.shards.named_in(Outcome::new(lines.join("\n"), json)));
     }
     opened.must_be_plain("consolidate")?;
     let budget = common.budget();
@@ -235,15 +234,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             sum.not_utf_8
         );
     }
-    if let Some(part) = args.shards.part_text() {
-        text += &format!("\n{part}");
-    }
     if let Some(outside) = outside_text {
         text += &format!("\n{outside}");
     }
     let json = json!({
-        "array": opened.place.to_string(), "part": args.shards.part_json(), "dry_run": false, "consolidated": rows,
+        "array": opened.place.to_string(), "dry_run": false, "consolidated": rows,
         "outside_of_grid": outside,
     });
-    Ok(Outcome::new(text, json).with_errors(done.failures))
+    let outcome = args.shards.named_in(Outcome::new(text, json));
+    Ok(outcome.with_errors(done.failures))
 }

@@ -11,7 +11,7 @@ use zarrs_cuda_convert::open;
 use zarrs_cuda_convert::words::{counted, shape_text};
 
 use crate::checks::Checks;
-use crate::chosen::{OTHER_DAMAGE, ShardArgs};
+use crate::chosen::{ShardArgs, with_other_damage};
 use crate::common::Common;
 use crate::outcome::Outcome;
 use crate::replacing::ReplacedShards;
@@ -129,15 +129,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "{}, {stored} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
         counted(chosen.looked_at(), "shard"),
     ));
-    if not_well > 0 {
-        lines.push(format!("help: {OTHER_DAMAGE}"));
-    }
-    lines.extend(args.shards.part_text());
     lines.extend(chosen.outside_text());
     lines.extend(ShardArgs::lease_text(lease.as_ref()));
     let json = json!({
         "array": opened.place.to_string(),
-        "part": args.shards.part_json(),
         "dry_run": args.dry_run,
         "lease": lease.as_ref().map(ArrayLease::is_held),
         "shards": chosen.looked_at_json(),
@@ -150,12 +145,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     });
     let outcome = Outcome::new(lines.join("\n"), json);
     let outcome = if not_well > 0 {
-        outcome.not_well()
+        with_other_damage(outcome)
     } else {
         outcome
     };
     done.failures.extend(chosen.take_failures());
-    Ok(outcome.with_errors(done.failures))
+    Ok(args.shards.named_in(outcome).with_errors(done.failures))
 }
 
 /// Recovers a shard or, if `dry_run`, finds out what a repair would do. Returns `None` if the shard is not

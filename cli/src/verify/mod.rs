@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     let outcome = report(args, common, &opened, all)
         .with("chunks", json!(chunks.map(|chunks| chunks.counts())));
-    Ok(outcome.with_errors(done.failures))
+    Ok(args.shards.named_in(outcome).with_errors(done.failures))
 }
 
 /// Verifies one shard. Returns its damage and differences; `None` if there are none. Fails if the shard
@@ -229,13 +229,10 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
         ),
     };
     if let Some(other) = &args.against {
-        let some_are = args.shards.some_are().map(|some| some + " ");
+        let some_are = args.shards.some_are();
         summary += &match differ {
             0 if undecided > 0 => String::new(),
-            0 => format!(
-                "\n{}equal to {other}, bit for bit",
-                some_are.unwrap_or_default()
-            ),
+            0 => format!("\n{some_are}equal to {other}, bit for bit"),
             differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
         if unwritten > 0 {
@@ -243,9 +240,6 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
                 "\nof these {unwritten} are stored in neither, and the fill values differ"
             );
         }
-    }
-    if let Some(part) = args.shards.part_text() {
-        summary += &format!("\n{part}");
     }
     if let Some(outside) = chosen.outside_text() {
         summary += &format!("\n{outside}");
@@ -263,8 +257,6 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
     lines.push(summary);
     let json = json!({
         "array": opened.place.to_string(),
-        "part": args.shards.part_json(),
-        "named_shards": args.shards.are_named(),
         "shards": chosen::json_number(looked_at),
         "undecided": chosen::json_number(undecided),
         "stored": stored,
