@@ -16,6 +16,7 @@ from zarr.registry import register_pipeline
 
 from zarrs_cuda import _settings
 from zarrs_cuda._convert import pyramid, reencode, reshard
+from zarrs_cuda._crops import Crops
 from zarrs_cuda._devices import configure
 from zarrs_cuda._doctor import doctor, metrics
 from zarrs_cuda._errors import (
@@ -59,6 +60,7 @@ __all__ = [
     "BackendUnavailable",
     "CodecPipeline",
     "Consolidation",
+    "Crops",
     "Explanation",
     "FallbackWarning",
     "FramesPending",

@@ -140,6 +140,19 @@ class ArrayReader:
         """The type of the elements that are returned."""
         return self._dtype
 
+    @property
+    def _shard(self) -> tuple[int, ...]:
+        """The shape of a shard, or of a chunk if the array has no shards."""
+        return self._array.shards or self._array.chunks
+
+    @property
+    def _bytes_of_element(self) -> int:
+        """How many bytes a read takes, at most, for each element that it returns."""
+        stored = self._stored_type.itemsize
+        converted = 0 if self._dtype == self._stored_type else stored
+        # Boxes inside of the array are read for themselves, if others leave it.
+        return self._dtype.itemsize + converted + (stored if self._fill else 0)
+
     def refresh(self) -> tuple[int, ...]:
         """Read the shape of the array again, and forget what is kept of its shards.
 
@@ -254,6 +267,28 @@ class ArrayReader:
         MemoryError
             If there is no memory.
         """
+        places, leaves = self._places(origins, shape)
+        out = self._output(out, (len(places), *shape))
+        crossing = leaves.any(axis=1)
+
+        def read(part: Elements) -> None:
+            if not crossing.any():
+                self._reader.read_boxes_into(places.tolist(), part)
+                return
+            inside = np.flatnonzero(~crossing)
+            found = np.empty((len(inside), *shape), part.dtype)
+            self._reader.read_boxes_into(places[inside].tolist(), found)
+            part[inside] = found
+            for number in np.flatnonzero(crossing):
+                self._read_box(places[number].tolist(), part[number])
+
+        self._run(out, len(places), lambda: self._into(out, read))
+        return out
+
+    def _places(
+        self, origins: Sequence[Sequence[int]] | Elements, shape: Sequence[int]
+    ) -> tuple[Elements, Elements]:
+        """Return the origins of boxes as an array, and where boxes leave the array, after checks."""
         places = np.asarray(origins)
         if not places.size:
             places = np.empty((0, len(self.shape)), np.int64)
@@ -278,22 +313,7 @@ class ArrayReader:
             bounds = f"{origin[axis]}:{origin[axis] + shape[axis]}"
             what = f"box {number} (counted from 0) is {bounds} along axis {axis}"
             raise ValueError(self._outside(what, axis))
-        out = self._output(out, (len(places), *shape))
-        crossing = leaves.any(axis=1)
-
-        def read(part: Elements) -> None:
-            if not crossing.any():
-                self._reader.read_boxes_into(places.tolist(), part)
-                return
-            inside = np.flatnonzero(~crossing)
-            found = np.empty((len(inside), *shape), part.dtype)
-            self._reader.read_boxes_into(places[inside].tolist(), found)
-            part[inside] = found
-            for number in np.flatnonzero(crossing):
-                self._read_box(places[number].tolist(), part[number])
-
-        self._run(out, len(places), lambda: self._into(out, read))
-        return out
+        return places, leaves
 
     def _read_box(self, start: Sequence[int], out: Elements) -> None:
         """Read the box that begins at ``start``, and may leave the array, to ``out``."""
