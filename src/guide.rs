@@ -22,6 +22,7 @@ page!(write, "../docs/guide/write.md");
 page!(stream, "../docs/guide/stream.md");
 page!(pyramids, "../docs/guide/pyramids.md");
 page!(read, "../docs/guide/read.md");
+page!(training, "../docs/guide/training.md");
 page!(share, "../docs/guide/share.md");
 page!(maintain, "../docs/guide/maintain.md");
 page!(gpu, "../docs/guide/gpu.md");

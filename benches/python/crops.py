@@ -284,14 +284,16 @@ def contenders(options, where):
     """The named contenders: a function of this file, and its settings."""
     few = {"requests": 10} if where == "files" else {"requests": options.requests}
     made = {"ours": ("ours", few | {"ahead": 2})}
-    theirs = few | {"by_block": False, "loose": False, "cache": 0, "ahead": 4}
+    # So many batches that more made no difference.
+    ahead = 4 if where == "files" else 16
+    theirs = few | {"by_block": False, "loose": False, "cache": 0, "ahead": ahead}
     made["tensorstore"] = ("tensorstore", theirs)
     made["tensorstore, cache"] = ("tensorstore", theirs | {"cache": MEMORY})
     made["tensorstore, blocks"] = ("tensorstore", theirs | {"by_block": True, "ahead": 1})
     made["tensorstore, cache, loose"] = ("tensorstore", theirs | {"cache": MEMORY, "loose": True})
     for name in ("Batched", "Fused"):
         path = f"zarr.core.codec_pipeline.{name}CodecPipeline"
-        made[f"zarr-python {name}"] = ("zarr_python", few | {"pipeline": path, "ahead": 4})
+        made[f"zarr-python {name}"] = ("zarr_python", few | {"pipeline": path, "ahead": ahead})
     return {name: each for name, each in made.items() if not options.only or any(o in name for o in options.only)}
 
 

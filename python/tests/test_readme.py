@@ -1,13 +1,16 @@
-"""The examples of the README, one after the other, as a reader would run them."""
+"""The examples of the README and of the page about training, as a reader would run them."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 README = Path(__file__).parents[1] / "README.md"
+TRAINING = Path(__file__).parents[2] / "docs" / "guide" / "training.md"
 
 
 def test_the_examples_of_the_readme(tmp_path: Path) -> None:
@@ -23,3 +26,22 @@ def test_the_examples_of_the_readme(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "subchunks=1" in done.stdout
+
+
+def test_the_examples_of_the_page_about_training(tmp_path: Path) -> None:
+    program, grid, _ = re.findall(r"^```python\n(.*?)^```$", TRAINING.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "grid.py").write_text(f"{grid}\nassert origins.shape == (27, 3) and origins.max() == 128\n")
+    stand_in = Path(__file__).parent / "without_torch"
+    paths = {} if importlib.util.find_spec("torch") else {"PYTHONPATH": str(stand_in)}
+    for name in ("program.py", "grid.py"):
+        done = subprocess.run(
+            [sys.executable, "-W", "error::UserWarning", name],
+            cwd=tmp_path,
+            env={**os.environ, **paths},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
