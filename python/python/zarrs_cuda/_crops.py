@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +28,9 @@ class Crops:
 
     Crops are read in blocks of several batches, by one call of :meth:`ArrayReader.read_boxes` for each, which
     reads and decodes each subchunk once. A batch is a part of its block's memory: copy a batch that is kept.
-    The batches of an epoch depend on ``seed``, the epoch and ``world_size``, and not on processes, threads
-    and speed. An error of a read is raised where its batch would have been returned, and says which it was.
+    The order depends on ``seed``, the epoch, ``shards_in_flight`` and the shape of shards, and not on
+    memory, processes and threads. An error of a read is raised where its batch would have been returned, and
+    says which it was.
 
     It can be pickled, with its readers. Its threads start with the first batch of an iterator, in the process
     that asks for this batch, and end with the iterator.
@@ -49,13 +52,13 @@ class Crops:
     seed
         What the order, and the places of a number of crops, are made of.
     shards_in_flight
-        How many shards the crops are of, at least, that follow each other at random. The shards come in
-        random order, each with all crops whose centre it has.
+        How many shards the crops are of, at most, that follow each other at random. The shards come in
+        random order, each with all crops whose centre it has. Chunks are shards of an array without shards.
     prefetch
         How many blocks are read ahead, each by a thread.
     memory
-        How many bytes all blocks have, at most, unless ``prefetch + 1`` batches have more. A shard that
-        does not fit into a block with its crops is decoded once for each of the blocks.
+        How many bytes all blocks have, at most, unless ``prefetch + 1`` batches have more. If the crops of
+        ``shards_in_flight`` shards do not fit into one block, subchunks are decoded for several blocks.
     rank, world_size
         Which part of the crops this process has, counted from 0, and how many parts there are. Each part has
         as many crops as the others: some crops are in two parts if they cannot be divided.
@@ -186,14 +189,18 @@ class Crops:
 
     @property
     def _settings(self) -> dict[str, Any]:
+        """What makes the order, and which of it this rank has."""
+        places = None if self._origins is None else zlib.crc32(self._origins.tobytes())
         return {
-            "crops": self._crops,
-            "batch": self._batch,
-            "seed": self._seed if self._shuffle or self._origins is None else None,
-            "block": self._block,
+            "crops": (self._crops, places),
+            "shape": self._shape,
+            "batch_size": self._batch,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
             "shards_in_flight": self._in_flight,
             "rank": self._rank,
             "world_size": self._world,
+            "drop_last": self._drop_last,
         }
 
     @property
@@ -260,14 +267,23 @@ class Crops:
         return tuple(parts) if self._is_tuple else parts[0]
 
     def _blocks(self, batches: range, ends: Elements) -> Iterator[range]:
-        """Return the batches of each block. A block ends with its group of shards, at the latest."""
-        start = batches.start
+        """Return the batches of each block: whole groups of shards, or a part of one that is too large."""
+        most = self._block // self._batch
+        start = stop = batches.start
         for end in ends:
-            stop = min(-(-int(end) // self._batch), batches.stop)
-            count = -(-(stop - start) * self._batch // self._block)
-            for at in range(count):
-                yield range(start + (stop - start) * at // count, start + (stop - start) * (at + 1) // count)
-            start = max(start, stop)
+            last = min(-(-int(end) // self._batch), batches.stop)
+            if last - start > most:
+                if stop > start:
+                    yield range(start, stop)
+                    start = stop
+                count = -(-(last - start) // most)
+                if count > 1:
+                    parts = [start + (last - start) * at // count for at in range(count + 1)]
+                    yield from itertools.starmap(range, itertools.pairwise(parts))
+                    start = last
+            stop = max(start, last)
+        if stop > start:
+            yield range(start, stop)
 
     def _ordered(self, epoch: int) -> tuple[Elements, Elements, Elements]:
         """Return the origins of all crops, the crops of this rank in order, and where its groups end."""
@@ -291,16 +307,12 @@ class Crops:
         by_shard = np.lexsort(shards.T)
         differs = (np.diff(shards[by_shard], axis=0) != 0).any(axis=1)
         of_shard = np.split(by_shard, np.flatnonzero(differs) + 1)
-        groups: list[list[Elements]] = [[]]
-        size = 0
-        for number in rng.permutation(len(of_shard)):
-            crops = of_shard[number]
-            if len(groups[-1]) >= self._in_flight and size + len(crops) > self._block:
-                groups.append([])
-                size = 0
-            groups[-1].append(crops)
-            size += len(crops)
-        return [rng.permutation(np.concatenate(group)) for group in groups]
+        shuffled = rng.permutation(len(of_shard))
+        count = -(-len(of_shard) // self._in_flight)
+        return [
+            rng.permutation(np.concatenate([of_shard[number] for number in group]))
+            for group in np.array_split(shuffled, count)
+        ]
 
 
 def _count(what: str, given: Any, least: int) -> int:
