@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -283,7 +284,8 @@ def orders(folder, origins, epochs, turn):
 def contenders(options, where):
     """The named contenders: a function of this file, and its settings."""
     few = {"requests": 10} if where == "files" else {"requests": options.requests}
-    made = {"ours": ("ours", few | {"ahead": 2})}
+    # Each of two blocks at once makes its own requests.
+    made = {"ours": ("ours", few | {"ahead": 2, "requests": few["requests"] // 2})}
     # So many batches that more made no difference.
     ahead = 4 if where == "files" else 16
     theirs = few | {"by_block": False, "loose": False, "cache": 0, "ahead": ahead}
@@ -297,6 +299,14 @@ def contenders(options, where):
     return {name: each for name, each in made.items() if not options.only or any(o in name for o in options.only)}
 
 
+def requests_of(port):
+    """How many requests the server has answered."""
+    if port is None:
+        return 0
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{BUCKET}//requests") as answer:
+        return int(answer.read())
+
+
 def compare(options, where, port, origins, order):
     crops = sum(len(batch) for [batch] in order["batches"][0])
     size = crops * np.prod(CROP) * 2
@@ -307,9 +317,12 @@ def compare(options, where, port, origins, order):
     checked = {name: each.epoch(0, check=True) for name, each in made.items()}
     if len(set(checked.values())) != 1:
         sys.exit(f"the contenders have read different crops: {checked}")
+    requests = dict.fromkeys(made, 0)
     for number in range(options.rounds):
-        for each in made.values():
+        for name, each in made.items():
+            before = requests_of(port)
             each.epoch(1 + number)
+            requests[name] += requests_of(port) - before
     print(f"\n{where}: {crops} of {len(origins)} crops, {size / 1e6:.0f} MB a turn; load {os.getloadavg()[0]:.1f}")
     best = statistics.median(next(iter(made.values())).seconds)
     for name, each in made.items():
@@ -318,7 +331,8 @@ def compare(options, where, port, origins, order):
             f"  {name:26} {middle:7.3f} s, {size / middle / 1e6:7.0f} MB/s, {middle / best:5.2f}; "
             f"{statistics.median(map(sum, each.spent)):6.2f} s of processors, "
             f"{statistics.median(system for _, system in each.spent):.2f} of them in the system; "
-            f"{min(each.seconds):.3f} to {max(each.seconds):.3f}",
+            f"{min(each.seconds):.3f} to {max(each.seconds):.3f}"
+            + (f"; {requests[name] / options.rounds:.0f} requests" if port else ""),
             flush=True,
         )
         each.close()

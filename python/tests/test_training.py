@@ -473,6 +473,9 @@ def test_a_state_goes_on(reader: zarrs_cuda.ArrayReader) -> None:
         assert again.epoch == 2
         # The next one begins at the start.
         assert checked(again) == all_of_it
+    crops.load_state_dict(state)
+    crops.set_epoch(3)
+    assert len(checked(crops)) == len(crops)
     for other in ({"batch_size": 4}, {"seed": 6}, {"rank": 0, "world_size": 2}):
         with pytest.raises(ValueError, match="the state is of crops"):
             made(**other).load_state_dict(state)

@@ -158,7 +158,11 @@ class Crops:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterator, which gives the order. It is 0 until this is called."""
-        self._epoch[0] = _count("the epoch", epoch, 0)
+        epoch = _count("the epoch", epoch, 0)
+        if epoch != self.epoch:
+            # A state that was loaded is of another epoch.
+            self._skipped = 0
+        self._epoch[0] = epoch
 
     def __len__(self) -> int:
         """Return how many batches, or single crops, an epoch has on this rank."""
@@ -292,27 +296,29 @@ class Crops:
         if origins is None:
             most = np.subtract(self._readers[0].shape, self._shape)
             origins = rng.integers(0, most, (self._crops, len(most)), np.int64, endpoint=True)
-        groups = self._groups(origins, rng) if self._shuffle else [np.arange(len(origins))]
+        if self._shuffle:
+            order, sizes = self._shuffled(origins, rng)
+        else:
+            order, sizes = np.arange(self._crops), np.array([self._crops])
         share = self._share
         # Repeated from the start, if it has too few.
-        order = np.resize(np.concatenate(groups), share * self._world)
-        ends = np.append(np.cumsum([len(group) for group in groups]), len(order))
+        order = np.resize(order, share * self._world)
+        ends = np.append(np.cumsum(sizes), len(order))
         mine = order[self._rank * share : (self._rank + 1) * share]
         return origins, mine, np.clip(ends - self._rank * share, 0, share)
 
-    def _groups(self, origins: Elements, rng: np.random.Generator) -> list[Elements]:
-        """Return the crops in random order, in groups that have the crops of whole shards."""
+    def _shuffled(self, origins: Elements, rng: np.random.Generator) -> tuple[Elements, Elements]:
+        """Return the crops in random order, by groups of whole shards, and how many crops each group has."""
         centres = origins.astype(np.int64) + np.array(self._shape, np.int64) // 2
-        shards = centres // np.array(self._readers[0]._shard, np.int64)
-        by_shard = np.lexsort(shards.T)
-        differs = (np.diff(shards[by_shard], axis=0) != 0).any(axis=1)
-        of_shard = np.split(by_shard, np.flatnonzero(differs) + 1)
-        shuffled = rng.permutation(len(of_shard))
-        count = -(-len(of_shard) // self._in_flight)
-        return [
-            rng.permutation(np.concatenate([of_shard[number] for number in group]))
-            for group in np.array_split(shuffled, count)
-        ]
+        places = centres // np.array(self._readers[0]._shard, np.int64)
+        by_shard = np.lexsort(places.T)
+        differs = (np.diff(places[by_shard], axis=0) != 0).any(axis=1)
+        shard = np.empty(len(origins), np.int64)
+        shard[by_shard] = np.append(0, np.cumsum(differs))
+        shards = int(shard.max()) + 1
+        groups = -(-shards // self._in_flight)
+        group = (rng.permutation(shards) * groups // shards)[shard]
+        return np.lexsort((rng.random(len(origins)), group)), np.bincount(group, minlength=groups)
 
 
 def _count(what: str, given: Any, least: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class Crops(_crops.Crops, IterableDataset):  # type: ignore[misc]
         If PyTorch has no type for the elements of a reader.
     """
 
+    @functools.wraps(_crops.Crops.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for reader in self._readers:
