@@ -84,7 +84,26 @@ def test_boxes_that_leave_the_array_are_filled(store: str, tmp_path: Path) -> No
     for origin, got in zip(origins, reader.read_boxes(origins, (5, 6)), strict=True):
         at = origin + 20
         np.testing.assert_array_equal(got, padded[at[0] : at[0] + 5, at[1] : at[1] + 6])
+    # Anywhere, and larger than the array along one axis.
+    for shape, reach in (((5, 6), 19), ((10, 3), 8), ((1, 1), 12), ((9, 12), 9), ((0, 2), 3)):
+        for kind in ("int64", "int8"):
+            origins = rng.integers(-reach, reach, (20, 2)).astype(kind)
+            found = reader.read_boxes(origins, shape)
+            for origin, got in zip(origins.astype(int) + 20, found, strict=True):
+                part = padded[origin[0] : origin[0] + shape[0], origin[1] : origin[1] + shape[1]]
+                np.testing.assert_array_equal(got, part)
+    far = np.array([[2**64 - 1, 0], [2**63, 5], [3, 2**64 - 6]], "uint64")
+    assert (reader.read_boxes(far, (2, 3)) == 7).all()
+    assert (reader.read_boxes([[-(2**63), 0], [2**63 - 1, 3]], (2, 3)) == 7).all()
     np.testing.assert_array_equal(reader.read(), VALUES)
+
+
+def test_boxes_that_leave_the_array_are_decoded_together(tmp_path: Path) -> None:
+    reader = zarrs_cuda.ArrayReader(array_in(tmp_path), fill=True)
+    for offset in (0, -1):
+        before = reader.metrics()["subchunks_read"]
+        reader.read_boxes([[offset, offset]] * 7, (4, 8))
+        assert reader.metrics()["subchunks_read"] - before == 4
 
 
 def test_a_box_outside_is_named(tmp_path: Path) -> None:

@@ -139,16 +139,18 @@ def test_single_crops_have_no_axis_of_a_batch(reader: zarrs_cuda.ArrayReader) ->
 
 def test_an_order_is_of_its_seed_and_epoch(reader: zarrs_cuda.ArrayReader) -> None:
     def order(seed: int, epoch: int, **kwargs: Any) -> list[tuple[int, ...]]:
-        crops = zarrs_cuda.Crops(
-            reader, ORIGINS, CROP, batch_size=4, seed=seed, with_numbers=True, memory=30 * BYTES, **kwargs
-        )
+        given = {"memory": 30 * BYTES} | kwargs
+        crops = zarrs_cuda.Crops(reader, ORIGINS, CROP, batch_size=4, seed=seed, with_numbers=True, **given)
         crops.set_epoch(epoch)
         return checked(crops)
 
     orders = [order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
     assert len({tuple(one) for one in orders}) == 4
     assert order(0, 1) == orders[1]
-    assert order(0, 0) == orders[0]
+    # Memory and threads change nothing of it.
+    for memory, prefetch in ((0, 1), (200, 1), (200, 5)):
+        assert order(0, 0, memory=memory * BYTES, prefetch=prefetch) == orders[0]
+    assert order(0, 0, shards_in_flight=9) != orders[0]
 
 
 def test_crops_of_a_shard_follow_each_other_and_are_decoded_once(tmp_path: Path) -> None:
@@ -186,7 +188,8 @@ def test_loaders(store: str, way: str, tmp_path: Path) -> None:
         parent = iter(crops)
         next(parent)
         orders: dict[int, set[Any]] = {}
-        for workers in (1, 2) if way != "none" else (0,):
+        # A spawned worker takes a second to start.
+        for workers in {"fork": (1, 2), "spawn": (2,), "none": (0,)}[way]:
             for epoch in (0, 1):
                 crops.set_epoch(epoch)
                 loader = DataLoader(

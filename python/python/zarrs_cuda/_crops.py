@@ -38,7 +38,7 @@ class Crops:
     Parameters
     ----------
     reader
-        What reads the crops. Several readers, in a sequence, read the same boxes, each from its own array,
+        The reader of the array. Several readers, in a sequence, read the same boxes, each from its own array,
         such as images and their labels: then a batch is a tuple of arrays.
     origins
         The first element of each crop: integers of the shape ``(crops, axes)``. A number instead of them
@@ -50,7 +50,7 @@ class Crops:
     shuffle
         Whether the order is random, and another one in each epoch. Otherwise it is that of ``origins``.
     seed
-        What the order, and the places of a number of crops, are made of.
+        The start of all random numbers: of the order, and of the places of a number of crops.
     shards_in_flight
         How many shards the crops are of, at most, that follow each other at random. The shards come in
         random order, each with all crops whose centre it has. Chunks are shards of an array without shards.
@@ -60,7 +60,7 @@ class Crops:
         How many bytes all blocks have, at most, unless ``prefetch + 1`` batches have more. If the crops of
         ``shards_in_flight`` shards do not fit into one block, subchunks are decoded for several blocks.
     rank, world_size
-        Which part of the crops this process has, counted from 0, and how many parts there are. Each part has
+        The part of the crops that this process has, counted from 0, and the number of parts. Each part has
         as many crops as the others: some crops are in two parts if they cannot be divided.
     drop_last
         Whether the last batch is left out if it is not full, as are the last crops that cannot be divided
@@ -193,7 +193,7 @@ class Crops:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What makes the order, and which of it this rank has."""
+        """The arguments that make the order of this rank."""
         places = None if self._origins is None else zlib.crc32(self._origins.tobytes())
         return {
             "crops": (self._crops, places),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,10 +149,8 @@ class ArrayReader:
     @property
     def _bytes_of_element(self) -> int:
         """How many bytes a read takes, at most, for each element that it returns."""
-        stored = self._stored_type.itemsize
-        converted = 0 if self._dtype == self._stored_type else stored
-        # Boxes inside of the array are read for themselves, if others leave it.
-        return self._dtype.itemsize + converted + (stored if self._fill else 0)
+        stored = 0 if self._dtype == self._stored_type else self._stored_type.itemsize
+        return self._dtype.itemsize + stored
 
     def refresh(self) -> tuple[int, ...]:
         """Read the shape of the array again, and forget what is kept of its shards.
@@ -240,7 +239,7 @@ class ArrayReader:
     ) -> Elements:
         """Read many boxes of one shape. Each subchunk is read and decoded once.
 
-        Boxes that leave the array, with ``fill``, are read one by one.
+        Boxes that are larger than the array, with ``fill``, are read one by one.
 
         Parameters
         ----------
@@ -272,15 +271,21 @@ class ArrayReader:
         crossing = leaves.any(axis=1)
 
         def read(part: Elements) -> None:
-            if not crossing.any():
-                self._reader.read_boxes_into(places.tolist(), part)
+            starts: list[list[int]] = places.tolist()
+            if any(map(operator.gt, shape, self.shape)):
+                for start, box in zip(starts, part, strict=True):
+                    self._read_box(start, box)
                 return
-            inside = np.flatnonzero(~crossing)
-            found = np.empty((len(inside), *shape), part.dtype)
-            self._reader.read_boxes_into(places[inside].tolist(), found)
-            part[inside] = found
+            # The next boxes that are in the array, whose elements are then moved.
+            last = [extent - size for extent, size in zip(self.shape, shape, strict=True)]
+            inside = list(starts)
             for number in np.flatnonzero(crossing):
-                self._read_box(places[number].tolist(), part[number])
+                inside[number] = [
+                    min(max(at, 0), most) for at, most in zip(starts[number], last, strict=True)
+                ]
+            self._reader.read_boxes_into(inside, part)
+            for number in np.flatnonzero(crossing):
+                self._move(part[number], list(map(operator.sub, starts[number], inside[number])))
 
         self._run(out, len(places), lambda: self._into(out, read))
         return out
@@ -327,6 +332,17 @@ class ArrayReader:
         if any(entry != slice(0, size) for entry, size in zip(inner, out.shape, strict=True)):
             out[...] = self._array.metadata.fill_value
         self._reader.read_into([max(begin, 0) for begin, _, _ in axes], out[inner])
+
+    def _move(self, box: Elements, distance: Sequence[int]) -> None:
+        """Let the elements of ``box`` be those that many elements further; outside of it, the fill value."""
+        # Python's integers: an origin may be any number.
+        axes = list(zip(distance, box.shape, strict=True))
+        to = tuple(slice(min(max(-by, 0), size), max(min(size - by, size), 0)) for by, size in axes)
+        source = tuple(slice(max(by, 0), max(size + min(by, 0), 0)) for by, size in axes)
+        kept = box[source].copy()
+        box[...] = self._array.metadata.fill_value
+        if kept.size:
+            box[to] = kept
 
     def _into(self, out: Elements, read: Any) -> None:
         """Read to ``out``, by way of elements of the array's type if it has another."""

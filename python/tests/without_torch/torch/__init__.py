@@ -1,4 +1,4 @@
-"""As much of PyTorch as `zarrs_cuda.torch` and its tests use, for machines that do not have it."""
+"""The parts of PyTorch that `zarrs_cuda.torch` and its tests use, for machines without it."""
 
 from __future__ import annotations
 

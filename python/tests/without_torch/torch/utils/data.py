@@ -17,7 +17,7 @@ class IterableDataset:
 
 @dataclass
 class Worker:
-    """What a worker knows of itself."""
+    """The number of a worker, and of all workers."""
 
     id: int
     num_workers: int
