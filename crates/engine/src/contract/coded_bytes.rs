@@ -26,7 +26,7 @@ pub(crate) struct StoredBytes {
 
 impl StoredBytes {
     /// Adds up stored subchunks of `subchunk_bytes` decoded bytes each, whose encoded lengths are `encoded`.
-    fn new(subchunk_bytes: usize, encoded: impl Iterator<Item = usize>) -> Self {
+    pub(crate) fn new(subchunk_bytes: usize, encoded: impl Iterator<Item = usize>) -> Self {
         encoded.fold(Self::default(), |sum, len| Self {
             decoded: sum.decoded.saturating_add(subchunk_bytes as u64),
             encoded: sum.encoded.saturating_add(len as u64),

@@ -13,6 +13,7 @@
 mod buffer_bytes;
 mod chain;
 pub(crate) mod coded_bytes;
+mod read;
 mod shard_elements;
 pub mod stream;
 
@@ -23,6 +24,7 @@ pub use crate::error::EngineError;
 pub use buffer_bytes::BufferBytes;
 pub use chain::{BloscStage, Chain, Cname, KnownChain, Shuffle, Stage, SubchunkCodec};
 pub use coded_bytes::CodedBytes;
+pub use read::{BoxToPlace, DeviceArray, EncodedBytes};
 pub use shard_elements::ShardElements;
 
 use crate::layout::{Extent, SubchunkGrid};

@@ -69,6 +69,10 @@ impl Tuning {
     /// The most CUDA streams that run kernels.
     pub const STREAMS: usize = 3;
 
+    /// The number of batches in flight in a lane that reads into device memory. Each has its own slots, and its own
+    /// stream of kernels.
+    pub const READ_BATCHES: usize = 2;
+
     /// Returns these parameters, with the lengths of slabs and batches that shards of `bytes` bytes need.
     #[must_use]
     pub fn for_shards_of(self, bytes: usize) -> Self {

@@ -30,6 +30,8 @@ pub(super) enum Work {
     Encode,
     /// Decoding whole shards.
     Decode,
+    /// Reading subchunks into the memory of the device.
+    Read,
     /// Encoding batches of a stream, whose slices come from here.
     Stream(Source),
 }

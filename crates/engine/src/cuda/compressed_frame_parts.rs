@@ -99,6 +99,32 @@ pub struct CompressedFrameParts {
 }
 
 impl CompressedFrameParts {
+    /// Returns the chunks of `frames`, which all have the layout `layout`; `None` for a subchunk without a frame.
+    pub(super) fn of_frames<'f>(
+        layout: CompressedFrameLayout,
+        frames: impl Iterator<Item = Option<&'f ParsedFrame>>,
+    ) -> Self {
+        // Blosc has no deflate on a device.
+        let has_checksums = matches!(layout.format, Format::Deflate { .. });
+        let mut parts = Self {
+            layout,
+            starts: Vec::new(),
+            chunks: Vec::new(),
+            checksums: Vec::new(),
+        };
+        for frame in frames {
+            parts.starts.push(frame.map(|_| parts.chunks.len()));
+            parts
+                .chunks
+                .extend(frame.iter().flat_map(|frame| &frame.chunks));
+            if has_checksums {
+                let checksum = frame.map_or(0, |frame| frame.checksum);
+                parts.checksums.push(checksum);
+            }
+        }
+        parts
+    }
+
     /// Returns the chunks of `subchunk`; an empty slice if the subchunk is not stored.
     pub fn of_subchunk(&self, subchunk: usize) -> &[CompressedFramePart] {
         let start = self.starts.get(subchunk).copied().flatten();
@@ -142,38 +168,63 @@ pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<us
     bound.checked_add(bound / 4 + 256)
 }
 
-/// Finds the compressed streams of the encoded shard `encoded`.
-pub fn parse(
-    job: &ShardJob<'_>,
-    chain: &KnownChain,
-    encoded: &[u8],
-    extents: &[Extent],
-) -> Result<CompressedFrameParts, Reason> {
-    const TOO_LARGE: Reason = "subchunks are too large for a device";
-    let (stage, before) = compressor(chain)?;
-    if extents.len() != job.grid.num_subchunks() {
-        return Err("an index of another shard");
+/// The compressed streams of one frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParsedFrame {
+    pub layout: CompressedFrameLayout,
+    chunks: Vec<CompressedFramePart>,
+    /// The CRC-32 of the decompressed bytes; 0 without gzip.
+    checksum: u32,
+}
+
+/// Finds the compressed streams in the frames of one chain.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FrameParser<'a> {
+    stage: &'a Stage,
+    before: usize,
+    /// The number of checksums behind the compressor.
+    after: usize,
+    /// The number of bytes in front of the compressor.
+    bytes: usize,
+    /// The [most bytes](most_encoded) of an encoded subchunk.
+    most: usize,
+    validate_checksums: bool,
+}
+
+impl<'a> FrameParser<'a> {
+    /// # Errors
+    /// The reason why a device decodes no shards of the chain.
+    pub(super) fn new(
+        grid: &SubchunkGrid,
+        chain: &'a KnownChain,
+        validate_checksums: bool,
+    ) -> Result<Self, Reason> {
+        const TOO_LARGE: Reason = "subchunks are too large for a device";
+        let (stage, before) = compressor(chain)?;
+        let bytes = before
+            .checked_mul(CHECKSUM)
+            .and_then(|checksums| checksums.checked_add(grid.subchunk_bytes()))
+            .filter(|&bytes| bytes > 0)
+            .ok_or(TOO_LARGE)?;
+        Ok(Self {
+            stage,
+            before,
+            after: chain.stages.len() - before - 1,
+            bytes,
+            most: most_encoded(grid, chain).ok_or(TOO_LARGE)?,
+            validate_checksums,
+        })
     }
-    let bytes = before
-        .checked_mul(CHECKSUM)
-        .and_then(|checksums| checksums.checked_add(job.grid.subchunk_bytes()))
-        .filter(|&bytes| bytes > 0)
-        .ok_or(TOO_LARGE)?;
-    let most = most_encoded(job.grid, chain).ok_or(TOO_LARGE)?;
-    let mut found: Option<CompressedFrameLayout> = None;
-    let (mut starts, mut chunks, mut checksums) = (Vec::new(), Vec::new(), Vec::new());
-    for (subchunk, extent) in extents.iter().enumerate() {
-        let Some(extent) = extent else {
-            starts.push(None);
-            checksums.push(0);
-            continue;
-        };
-        let mut frame = encoded
-            .get(extent.clone())
-            .ok_or("a subchunk ends outside its shard")?;
-        for _checksum in &chain.stages[before + 1..] {
+
+    /// Parses the encoded subchunk with the number `subchunk`. Compares the checksums behind its frame.
+    ///
+    /// # Errors
+    /// The reason why the host has to decode the subchunk.
+    pub(super) fn parse(&self, subchunk: usize, encoded: &[u8]) -> Result<ParsedFrame, Reason> {
+        let mut frame = encoded;
+        for _checksum in 0..self.after {
             frame =
-                stages::strip(subchunk, frame, job.validate_checksums).map_err(
+                stages::strip(subchunk, frame, self.validate_checksums).map_err(
                     |error| match error {
                         EngineError::Checksum { .. } => {
                             "a checksum behind the compressor is invalid"
@@ -182,21 +233,20 @@ pub fn parse(
                     },
                 )?;
         }
-        let layout = CompressedFrameLayout::of_frame(stage, frame, bytes, before, most)?;
-        if extent.len() > layout.encoded {
+        let bytes = self.bytes;
+        let layout =
+            CompressedFrameLayout::of_frame(self.stage, frame, bytes, self.before, self.most)?;
+        if encoded.len() > layout.encoded {
             return Err("a frame is longer than any encoder makes it");
         }
-        if *found.get_or_insert(layout) != layout {
-            return Err("the Blosc frames of a shard have blocks or shuffles of several kinds");
-        }
-        starts.push(Some(chunks.len()));
-        match stage {
+        let (mut chunks, mut checksum) = (Vec::new(), 0);
+        match self.stage {
             Stage::Gzip { .. } => {
-                let (part, checksum) = gzip(frame, bytes)?;
+                let (part, of_member) = gzip(frame, bytes)?;
                 let stream = frame.get(part.start..part.start + part.len);
                 one_member(stream.unwrap_or_default(), bytes)?;
                 chunks.push(part);
-                checksums.push(checksum);
+                checksum = of_member;
             }
             Stage::Blosc(_) => {
                 for number in 0..layout.chunking.blocks() {
@@ -215,14 +265,41 @@ pub fn parse(
                 });
             }
         }
+        Ok(ParsedFrame {
+            layout,
+            chunks,
+            checksum,
+        })
     }
-    if !matches!(stage, Stage::Gzip { .. }) {
-        checksums.clear();
+}
+
+/// Finds the compressed streams of the encoded shard `encoded`.
+pub fn parse(
+    job: &ShardJob<'_>,
+    chain: &KnownChain,
+    encoded: &[u8],
+    extents: &[Extent],
+) -> Result<CompressedFrameParts, Reason> {
+    let parser = FrameParser::new(job.grid, chain, job.validate_checksums)?;
+    if extents.len() != job.grid.num_subchunks() {
+        return Err("an index of another shard");
     }
-    Ok(CompressedFrameParts {
-        layout: found.ok_or("no subchunk is stored")?,
-        starts,
-        chunks,
-        checksums,
-    })
+    let mut found: Option<CompressedFrameLayout> = None;
+    let mut frames = Vec::with_capacity(extents.len());
+    for (subchunk, extent) in extents.iter().enumerate() {
+        let Some(extent) = extent else {
+            frames.push(None);
+            continue;
+        };
+        let bytes = encoded.get(extent.clone());
+        let bytes = bytes.ok_or("a subchunk ends outside its shard")?;
+        let frame = parser.parse(subchunk, bytes)?;
+        if *found.get_or_insert(frame.layout) != frame.layout {
+            return Err("the Blosc frames of a shard have blocks or shuffles of several kinds");
+        }
+        frames.push(Some(frame));
+    }
+    let layout = found.ok_or("no subchunk is stored")?;
+    let frames = frames.iter().map(Option::as_ref);
+    Ok(CompressedFrameParts::of_frames(layout, frames))
 }

@@ -45,6 +45,8 @@ pub struct Counters {
     lanes_waiting: AtomicU64,
     batches_halved: AtomicU64,
     subchunks_on_host: AtomicU64,
+    subchunks_read: AtomicU64,
+    subchunks_read_on_host: AtomicU64,
     coded_bytes: CodedBytesCounter,
     batches_checked: AtomicU64,
     mismatches: AtomicU64,
@@ -116,6 +118,17 @@ impl Counters {
         self.subchunks_on_host.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts `subchunks` stored subchunks whose elements were placed in the memory of a device.
+    pub(super) fn read(&self, subchunks: u64, bytes: StoredBytes) {
+        self.subchunks_read.fetch_add(subchunks, Ordering::Relaxed);
+        self.coded_bytes.decoded(bytes);
+    }
+
+    /// Counts a subchunk that the host decoded for the memory of a device.
+    pub(super) fn read_on_host(&self) {
+        self.subchunks_read_on_host.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn batch_checked(&self) {
         self.batches_checked.fetch_add(1, Ordering::Relaxed);
     }
@@ -175,6 +188,8 @@ impl Counters {
             lane_wait: Duration::from_nanos(count(&self.lane_wait)),
             batches_halved: count(&self.batches_halved),
             subchunks_on_host: count(&self.subchunks_on_host),
+            subchunks_read: count(&self.subchunks_read),
+            subchunks_read_on_host: count(&self.subchunks_read_on_host),
             coded_bytes: self.coded_bytes.snapshot(),
             batches_checked: count(&self.batches_checked),
             mismatches: count(&self.mismatches),

@@ -28,7 +28,7 @@
 //! The edges of pinned memory are in `transfers`. The buffers of a batch are used again when the host has its
 //! last slab. The host has waited for that slab, so this needs no edge.
 
-mod checksums;
+pub(super) mod checksums;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -40,9 +40,8 @@ use super::counters::TimedStage;
 use super::decompress::{Decompression, Subchunks};
 use super::driver::{DriverError, EventId, Site, Span};
 use super::enqueue::prepare;
-use super::kernels::spans::{Lengths, Slots};
-use super::kernels::{crc32c, split};
-use super::lane::NO_ANSWER;
+use super::kernels::spans::Slots;
+use super::kernels::split;
 use super::session::{Session, Timed, copy_to_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
@@ -340,7 +339,8 @@ impl Decoder<'_, '_> {
         }
 
         if self.validates() {
-            self.verify(number, slots, &mut timed)?;
+            let checksums = (self.checksums(), self.job.grid.subchunk_bytes());
+            checksums::verify(session, number, slots, checksums, &mut timed)?;
         }
 
         let element = self.job.grid.element_size();
@@ -378,39 +378,6 @@ impl Decoder<'_, '_> {
             offset: 0,
         });
         Ok(())
-    }
-
-    /// Enqueues the comparison of the checksums of a batch.
-    fn verify(
-        &self,
-        number: usize,
-        slots: Slots,
-        timed: &mut Vec<Timed>,
-    ) -> Result<(), DriverError> {
-        let session = self.session;
-        let lane = session.lane;
-        let (regions, count) = (session.batch(number), slots.count);
-        let (_, stream) = session.workspace(regions);
-        session.run(stream, TimedStage::Crc32c, timed, || {
-            for stage in 0..self.checksums() {
-                let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
-                let of_stage = stage * count * 4..(stage + 1) * count * 4;
-                let verdicts = regions.verdicts.part(of_stage);
-                lane.fill(stream, verdicts, NO_ANSWER)?;
-                // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
-                unsafe {
-                    crc32c::verify(
-                        lane.driver,
-                        stream,
-                        slots,
-                        Lengths::All(len),
-                        Some(lane.device(regions.stored)),
-                        lane.device(verdicts),
-                    )?;
-                }
-            }
-            Ok(())
-        })
     }
 
     /// Returns the slots of batch `number`, which has `count` subchunks.

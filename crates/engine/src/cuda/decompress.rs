@@ -353,32 +353,51 @@ impl Decompression<'_> {
         session: &Session<'_>,
         subchunks: Subchunks,
     ) -> Result<(), EngineError> {
+        match self.failed(session, subchunks)?.first() {
+            None => Ok(()),
+            Some((_, reason)) => Err(EngineError::Unsuitable(reason.to_string())),
+        }
+    }
+
+    /// Returns the subchunks that the device could not decompress, each once, with the reason. They count from
+    /// the first of `subchunks`, whose results are in pinned memory.
+    pub(super) fn failed(
+        &self,
+        session: &Session<'_>,
+        subchunks: Subchunks,
+    ) -> Result<Vec<(usize, &'static str)>, DriverError> {
         let lane = session.lane;
         let answer = session.batch(subchunks.batch).answer_of_chunks;
         let results = self.results(subchunks, answer);
         let read = |region: Region| lane.read(lane.pinned_out(region));
         let blocks = self.chunking().blocks();
+        let mut failed: Vec<(usize, &'static str)> = Vec::new();
+        let mut note = |subchunk: usize, reason| {
+            if failed.last().is_none_or(|(last, _)| *last != subchunk) {
+                failed.push((subchunk, reason));
+            }
+        };
         let (sizes, statuses) = (read(results.sizes)?, read(results.statuses)?);
         let found = std::iter::zip(sizes.as_chunks::<8>().0, statuses.as_chunks::<4>().0);
-        for ((_, chunk, _), (size, status)) in self.streams(subchunks).zip(found) {
+        for ((subchunk, chunk, _), (size, status)) in self.streams(subchunks).zip(found) {
             let expected = chunk_len(self.chunking(), chunk % blocks) as u64;
             if i32::from_le_bytes(*status) != 0 || u64::from_le_bytes(*size) != expected {
-                return Err(EngineError::Unsuitable(
-                    "nvCOMP could not decompress a chunk".to_string(),
-                ));
+                note(subchunk, "nvCOMP could not decompress a chunk");
             }
         }
         if results.checksums.len > 0 {
             let found = read(results.checksums)?.as_chunks::<4>().0;
+            let mut wrong = Vec::new();
             for (subchunk, _, _) in self.chunks(subchunks) {
                 let expected = self.parts.checksums[subchunks.first + subchunk];
                 if found.get(subchunk).map(|found| u32::from_le_bytes(*found)) != Some(expected) {
-                    return Err(EngineError::Unsuitable(
-                        "the CRC-32 of a gzip member is not that of its content".to_string(),
-                    ));
+                    wrong.push(subchunk);
                 }
             }
+            wrong.retain(|subchunk| failed.iter().all(|(failed, _)| failed != subchunk));
+            let reason = "the CRC-32 of a gzip member is not that of its content";
+            failed.extend(wrong.into_iter().map(|subchunk| (subchunk, reason)));
         }
-        Ok(())
+        Ok(failed)
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
 use super::numa::Node;
+use super::retired::Retired;
 use super::uses::{Use, Uses};
 
 /// The process that owns a value. A forked child has a copy of the value and must not use it. The handles of
@@ -58,6 +59,8 @@ pub(super) struct Device {
     process: Process,
     /// The node of the machine that the device is near to; `None` if the node makes no difference.
     node: Option<Arc<Node>>,
+    /// The memory that its owners have dropped.
+    retired: Retired,
 }
 
 impl fmt::Debug for Device {
@@ -79,7 +82,12 @@ impl Device {
             ended: AtomicBool::new(false),
             process: Process::default(),
             node,
+            retired: Retired::default(),
         }
+    }
+
+    pub(super) fn retired(&self) -> &Retired {
+        &self.retired
     }
 
     pub(super) fn node(&self) -> Option<&Node> {

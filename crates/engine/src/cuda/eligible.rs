@@ -2,9 +2,44 @@
 
 use super::compressed_frame_parts::{self, CompressedFrameLayout};
 use super::compression::{Compression, HighestLevels};
-use super::sizing;
 use crate::contract::{Cname, KnownChain, Stage};
 use crate::layout::SubchunkGrid;
+
+/// The most bytes of an element. The fill value of an element is stored repeated, for the widest load.
+const MOST_ELEMENT_SIZE: usize = 64 << 10;
+
+/// Returns the compressor of `chain`; `None` if the chain has no compressor.
+///
+/// # Errors
+/// The reason why a device cannot run the chain, or why `levels` keep it on the host.
+pub(super) fn chain_on_device(
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    levels: HighestLevels,
+) -> Result<Option<Compression>, String> {
+    check_elements(grid, chain)?;
+    Compression::of_chain(grid, chain, levels)
+}
+
+/// Checks that a device can scatter the elements of `grid`.
+///
+/// # Errors
+/// The reason why a device cannot scatter the elements.
+pub(super) fn check_elements(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
+    if !matches!(chain.swap, 0 | 1 | 2 | 4 | 8 | 16) {
+        return Err(format!(
+            "bytes are reversed in groups of {}, the device does 2, 4, 8 and 16",
+            chain.swap
+        ));
+    }
+    if grid.element_size() > MOST_ELEMENT_SIZE {
+        return Err(format!(
+            "an element has {} bytes, the device takes {MOST_ELEMENT_SIZE} at most",
+            grid.element_size()
+        ));
+    }
+    Ok(())
+}
 
 /// Checks that a device can encode shards of `chain`, and that `levels` allow it.
 ///
@@ -15,7 +50,7 @@ pub fn check_chain(
     chain: &KnownChain,
     levels: HighestLevels,
 ) -> Result<(), String> {
-    sizing::chain_on_device(grid, chain, levels).map(|_| ())
+    chain_on_device(grid, chain, levels).map(|_| ())
 }
 
 /// Checks that a device can decode shards of `chain`, whose frames any encoder has made at any level.
@@ -23,7 +58,7 @@ pub fn check_chain(
 /// # Errors
 /// The reason why a device cannot decode the shards.
 pub fn check_decoding(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
-    sizing::check_elements(grid, chain)?;
+    check_elements(grid, chain)?;
     if chain.is_fixed_size() {
         return Ok(());
     }

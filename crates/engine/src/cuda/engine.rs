@@ -13,7 +13,7 @@ use super::decode::DecodedShard;
 use super::decompress::Decompression;
 use super::decompression;
 use super::device::Device;
-use super::eligible::{check_decoding, expected_layout};
+use super::eligible::{self, check_decoding, expected_layout};
 use super::lanes::{DeviceLimits, Devices};
 use super::result_checks::{CheckedShard, DEFAULT_EVERY, ResultChecks};
 use super::session::{FreeEvents, Session};
@@ -32,7 +32,7 @@ pub struct CudaEngine {
     pub tuning: Tuning,
     /// Whether the times of stages are measured, for the metrics.
     pub(super) times: bool,
-    compressors: Compressors,
+    pub(super) compressors: Compressors,
     /// Whether the engine also decodes the shards that it encodes.
     decodes: bool,
     /// One batch of so many is compared with the host's after a kind of shards has passed; 0 if the results of
@@ -176,8 +176,8 @@ impl CudaEngine {
         chain: &KnownChain,
         most: usize,
     ) -> Result<Arc<ShardKind>, EngineError> {
-        self.kept_kind(grid, chain, most, None, || {
-            let compression = sizing::chain_on_device(grid, chain, self.compressors.levels)
+        self.kept_kind(grid, chain, (most, None, false), || {
+            let compression = eligible::chain_on_device(grid, chain, self.compressors.levels)
                 .map_err(EngineError::Unsuitable)?;
             let mut kind = ShardKind::new(grid.clone(), chain.clone());
             if let Some(compression) = compression {
@@ -199,30 +199,64 @@ impl CudaEngine {
         layout: CompressedFrameLayout,
     ) -> Result<Arc<ShardKind>, EngineError> {
         let most = self.compressed_at_once(grid);
-        self.kept_kind(grid, chain, most, Some(layout), || {
-            sizing::check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
-            let mut kind = ShardKind::new(grid.clone(), chain.clone());
+        self.kept_kind(grid, chain, (most, Some(layout), false), || {
+            self.prepare_decoding(grid, chain, Some(layout), most)
+        })
+    }
+
+    /// Returns the prepared kind for reading subchunks of `grid` into device memory. A subchunk of `chain` is
+    /// decompressed from frames of the layout `layout`, or comes without a compressor.
+    ///
+    /// # Errors
+    /// No device is usable now, or none can read these subchunks. The error has the reason.
+    pub(super) fn reading_kind(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        layout: Option<CompressedFrameLayout>,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        let tuning = Tuning {
+            streams: Tuning::READ_BATCHES,
+            ..self.tuning
+        };
+        let most = Sizing::compressed_at_once(grid, self.multiprocessors(), tuning);
+        self.kept_kind(grid, chain, (most, layout, true), || {
+            let mut kind = self.prepare_decoding(grid, chain, layout, most)?;
+            kind.reads = true;
+            Ok(kind)
+        })
+    }
+
+    fn prepare_decoding(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        layout: Option<CompressedFrameLayout>,
+        most: usize,
+    ) -> Result<ShardKind, EngineError> {
+        eligible::check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
+        let mut kind = ShardKind::new(grid.clone(), chain.clone());
+        if let Some(layout) = layout {
             kind.decompressor = Some(self.ask(|nvcomp, device| {
                 decompression::Prepared::new(layout, nvcomp, device, most)
             })?);
             kind.most = most;
-            Ok(kind)
-        })
+        }
+        Ok(kind)
     }
 
     fn kept_kind(
         &self,
         grid: &SubchunkGrid,
         chain: &KnownChain,
-        most: usize,
-        layout: Option<CompressedFrameLayout>,
+        (most, layout, reads): (usize, Option<CompressedFrameLayout>, bool),
         prepare: impl FnOnce() -> Result<ShardKind, EngineError>,
     ) -> Result<Arc<ShardKind>, EngineError> {
         // A forked child gets an error here, before it takes a lock.
         self.devices.check_usable(&self.limits)?;
         self.devices.kinds.get_or(
             |known: &KindQuestion| {
-                known.layout == layout
+                (known.layout, known.reads) == (layout, reads)
                     && known.most == most
                     && known.grid == *grid
                     && known.chain == *chain
@@ -237,6 +271,7 @@ impl CudaEngine {
                     chain: chain.clone(),
                     most,
                     layout,
+                    reads,
                 };
                 Ok((question, Arc::new(prepare()?)))
             },

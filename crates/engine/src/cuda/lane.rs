@@ -398,7 +398,7 @@ impl fmt::Debug for Running<'_> {
     }
 }
 
-impl Running<'_> {
+impl<'a> Running<'a> {
     /// Blocks this thread until the last record of `event` has happened.
     ///
     /// # Errors
@@ -432,6 +432,11 @@ impl Running<'_> {
         site: Site,
     ) -> Result<(), DriverError> {
         self.device.wait(Awaited::Stream(stream), site, self.limit)
+    }
+
+    /// Returns the device.
+    pub(super) fn device_of(&self) -> &'a Device {
+        self.device
     }
 
     /// Returns all events of the lane.

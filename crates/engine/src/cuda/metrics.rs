@@ -59,6 +59,10 @@ pub struct DeviceMetrics {
     pub batches_halved: u64,
     /// The number of subchunks that the host compressed because a device's compressor failed on them.
     pub subchunks_on_host: u64,
+    /// The number of stored subchunks whose elements were placed in the memory of a device.
+    pub subchunks_read: u64,
+    /// The number of these subchunks that the host decoded.
+    pub subchunks_read_on_host: u64,
     /// The bytes of the stored subchunks that devices encoded and decoded, with the subchunks that the host
     /// compressed because a device's compressor failed on them.
     pub coded_bytes: CodedBytes,

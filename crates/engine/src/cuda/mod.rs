@@ -30,6 +30,8 @@
 //! | `answer` | where the encoded subchunks of a batch lie, as the device says |
 //! | `encode`, `decode` | a whole shard |
 //! | `engine` | the engine: kinds of shards, prepared once and cached |
+//! | `read` | subchunks into the memory of a device |
+//! | `retired` | memory of a device that its owners have dropped |
 //! | `download` | an application's bytes on a device, for the host |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
 //! | `uses` | how many threads and batches use devices |
@@ -77,8 +79,11 @@ mod metrics;
 mod numa;
 #[allow(unsafe_code)]
 pub mod nvcomp;
+#[allow(unsafe_code)]
+pub mod read;
 mod recent_answers;
 mod result_checks;
+mod retired;
 #[allow(unsafe_code)]
 pub mod session;
 pub mod sizing;
@@ -102,6 +107,7 @@ pub use eligible::{check_chain, check_decoding, chunks_of_subchunk};
 pub use engine::CudaEngine;
 pub use lanes::{DeviceLimits, Devices};
 pub use metrics::DeviceMetrics;
+pub use read::{CudaReads, DeviceBuffer, SubchunkToPlace};
 pub use sizing::Compressors;
 
 use crate::error::{DriverError, Fault};

@@ -240,7 +240,7 @@ impl ResultChecks<'_> {
         compared.map_err(|(number, unequal)| match unequal {
             Unequal::Differs(how) => {
                 let or_changed = match work {
-                    Work::Decode | Work::Stream(Source::Reduction) => "",
+                    Work::Decode | Work::Read | Work::Stream(Source::Reduction) => "",
                     _ => " (elements that the application changed meanwhile look the same)",
                 };
                 let what = format!("subchunk {number} is wrong: {how}{or_changed}");
@@ -284,6 +284,7 @@ impl ResultChecks<'_> {
         let operation = match work {
             Work::Encode => "checking an encoded shard",
             Work::Decode => "checking a decoded shard",
+            Work::Read => "checking subchunks in the memory of a device",
             Work::Stream(_) => "checking an encoded batch of a stream",
         };
         DriverError {

@@ -11,6 +11,7 @@ use super::compression::{Buffers, Compression, Prepared};
 use super::decompression;
 use super::kernels::aggregate;
 use super::kernels::crc32c::CHECKSUM;
+use super::kernels::place;
 use super::kernels::scatter::SlabScatter;
 use super::nvcomp::Requirements;
 use super::recent_answers::RecentAnswers;
@@ -26,8 +27,8 @@ use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab, SubchunkGrid};
 const LEAST_SLAB: usize = 64 << 10;
 const LEAST_RING: usize = 2;
 
-/// The most bytes of an element. The fill value of an element is stored repeated, for the widest load.
-const MOST_ELEMENT_SIZE: usize = 64 << 10;
+/// The least number of boxes for which a lane for reading has a table. A batch of more is placed in rounds.
+const LEAST_BOXES: usize = 64;
 
 /// The buffers of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +64,9 @@ pub(super) struct BatchRegions {
     pub(super) table_of_chunks: Region,
     /// In pinned memory, from the device: a copy of `results`.
     pub(super) answer_of_chunks: Region,
+    /// In device memory, and in pinned memory: the table of the boxes to place, in a lane for reading.
+    pub(super) boxes: Region,
+    pub(super) table_of_boxes: Region,
 }
 
 /// The buffers that only kernels use, in one stream. All batches whose kernels run in that stream share these
@@ -151,6 +155,7 @@ pub(super) struct KindQuestion {
     pub(super) most: usize,
     /// The layout of the frames to decode, which the chain does not determine; `None` when encoding.
     pub(super) layout: Option<CompressedFrameLayout>,
+    pub(super) reads: bool,
 }
 
 /// A kind of shards, with everything on which the size of a lane depends.
@@ -164,6 +169,9 @@ pub struct ShardKind {
     pub(super) decompressor: Option<decompression::Prepared>,
     /// The most subchunks of a batch for which nvCOMP was asked about its requirements.
     pub(super) most: usize,
+    /// Whether lanes read subchunks into device memory: batches have subchunks of any shards, and nothing but
+    /// answers and comparisons is copied back.
+    pub(super) reads: bool,
     /// How far the results of devices were compared with those of the host.
     pub(super) checks: CheckProgress,
     /// A cache of the largest lanes within given budgets.
@@ -199,6 +207,7 @@ impl ShardKind {
             compressor: None,
             decompressor: None,
             most: usize::MAX,
+            reads: false,
             checks: CheckProgress::default(),
             sizings: RecentAnswers::default(),
             slabs: RecentAnswers::default(),
@@ -324,46 +333,18 @@ pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
     }
 }
 
-/// Returns the compressor of `chain`; `None` if the chain has no compressor.
-///
-/// # Errors
-/// The reason why a device cannot run the chain, or why `levels` keep it on the host.
-pub(super) fn chain_on_device(
-    grid: &SubchunkGrid,
-    chain: &KnownChain,
-    levels: HighestLevels,
-) -> Result<Option<Compression>, String> {
-    check_elements(grid, chain)?;
-    Compression::of_chain(grid, chain, levels)
-}
-
-/// Checks that a device can scatter the elements of `grid`.
-///
-/// # Errors
-/// The reason why a device cannot scatter the elements.
-pub(super) fn check_elements(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
-    if !matches!(chain.swap, 0 | 1 | 2 | 4 | 8 | 16) {
-        return Err(format!(
-            "bytes are reversed in groups of {}, the device does 2, 4, 8 and 16",
-            chain.swap
-        ));
-    }
-    if grid.element_size() > MOST_ELEMENT_SIZE {
-        return Err(format!(
-            "an element has {} bytes, the device takes {MOST_ELEMENT_SIZE} at most",
-            grid.element_size()
-        ));
-    }
-    Ok(())
-}
-
 impl Sizing {
     /// Returns the buffers for shards of a kind, with batches of at most `batch` subchunks.
     ///
     /// # Errors
     /// The shard is too large for any device, or nvCOMP cannot take the batch. The error has the reason.
     pub(super) fn new(kind: &ShardKind, batch: usize, tuning: Tuning) -> Result<Self, String> {
-        let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
+        let most = if kind.reads {
+            usize::MAX
+        } else {
+            kind.grid.num_subchunks().max(1)
+        };
+        let batch = batch.clamp(1, most);
         let compressor = match &kind.compressor {
             Some(prepared) => Some((&prepared.compression, *prepared.requirements(batch)?)),
             None => None,
@@ -392,7 +373,11 @@ impl Sizing {
         let mut arenas = Arenas::default();
         let slab = (tuning.slab.min(batch_bytes) / grid.element_size()).max(1);
         let compressor = compressor.map(|(compression, asked)| (compression, asked, batch));
-        let num_batches = grid.num_subchunks().div_ceil(batch).max(1);
+        let num_batches = if kind.reads {
+            Tuning::READ_BATCHES
+        } else {
+            grid.num_subchunks().div_ceil(batch).max(1)
+        };
         let kernel_streams = tuning.kernel_streams().min(num_batches);
         let mut sizing =
             Self::of_kernels(kind, batch, slab, compressor, kernel_streams, &mut arenas)?;
@@ -403,9 +388,23 @@ impl Sizing {
                 .map(|_| arena.region(slab_bytes))
                 .collect()
         };
-        sizing.slabs = ring(&mut arenas.device)?;
+        if !kind.reads {
+            sizing.slabs = ring(&mut arenas.device)?;
+        }
         sizing.staging_in = ring(&mut arenas.pinned_in)?;
-        sizing.staging_out = ring(&mut arenas.pinned_out)?;
+        sizing.staging_out = if kind.reads {
+            let comparison = slab_bytes.min(LEAST_SLAB);
+            let regions = (0..LEAST_RING).map(|_| arenas.pinned_out.region(comparison));
+            regions.collect::<Option<_>>()?
+        } else {
+            ring(&mut arenas.pinned_out)?
+        };
+        let boxes = if kind.reads {
+            let rank = grid.subchunk().len();
+            place::table_bytes(batch.checked_mul(2)?.max(LEAST_BOXES), rank)?
+        } else {
+            0
+        };
         let (mut tables, mut results) = (0, 0);
         if let Some((prepared, requirements)) = decompressor {
             sizing.encoded = prepared.layout.encoded;
@@ -443,6 +442,8 @@ impl Sizing {
                 results: arenas.device.region(results)?,
                 table_of_chunks: arenas.pinned_in.region(tables)?,
                 answer_of_chunks: arenas.pinned_out.region(results)?,
+                boxes: arenas.device.region(boxes)?,
+                table_of_boxes: arenas.pinned_in.region(boxes)?,
                 ..regions
             });
         }
@@ -581,7 +582,11 @@ impl Sizing {
     /// The errors are those of [`new`](Self::new). Another error is that the smallest lane takes more than
     /// `most`.
     pub fn within(kind: &ShardKind, most: BufferBytes, tuning: Tuning) -> Result<Self, String> {
-        let tuning = tuning.for_shards_of(kind.grid.shard_bytes());
+        let mut tuning = tuning.for_shards_of(kind.grid.shard_bytes());
+        if kind.reads {
+            // The host reads the answers of one batch while the device decompresses the next one.
+            (tuning.streams, tuning.batches) = (Tuning::READ_BATCHES, Tuning::READ_BATCHES);
+        }
         let batch = if kind.compresses() {
             kind.most
         } else {

@@ -77,6 +77,12 @@ impl Staging {
         session.lane.driver.host_access(self.span, Access::Write)
     }
 
+    /// Returns the same place, of which only the first `len` bytes are copied to the device.
+    pub(super) fn cut(mut self, len: usize) -> Self {
+        self.span = self.span.part(0..len);
+        self
+    }
+
     /// Returns the number of bytes of the place that are copied to the device.
     pub(super) fn len(&self) -> usize {
         self.span.len

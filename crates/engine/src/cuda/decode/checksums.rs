@@ -4,8 +4,49 @@
 use super::{Decoder, EnqueuedBatch};
 use crate::contract::EngineError;
 use crate::cuda::arena::Region;
+use crate::cuda::counters::TimedStage;
+use crate::cuda::driver::DriverError;
+use crate::cuda::kernels::crc32c;
 use crate::cuda::kernels::crc32c::Verdict;
+use crate::cuda::kernels::spans::{Lengths, Slots};
+use crate::cuda::lane::NO_ANSWER;
+use crate::cuda::session::{Session, Timed};
 use crate::subchunk::stages::decode_fixed_size;
+
+/// Enqueues the comparison of `checksums` checksums behind the `bytes` bytes of the elements in each of `slots`, which
+/// are those of batch `number`. The verdicts go to the batch's region for them.
+pub(in crate::cuda) fn verify(
+    session: &Session<'_>,
+    number: usize,
+    slots: Slots,
+    (checksums, bytes): (usize, usize),
+    timed: &mut Vec<Timed>,
+) -> Result<(), DriverError> {
+    let lane = session.lane;
+    let (regions, count) = (session.batch(number), slots.count);
+    let (_, stream) = session.workspace(regions);
+    session.run(stream, TimedStage::Crc32c, timed, || {
+        for stage in 0..checksums {
+            let len = bytes + stage * crc32c::CHECKSUM;
+            let verdicts = regions
+                .verdicts
+                .part(stage * count * 4..(stage + 1) * count * 4);
+            lane.fill(stream, verdicts, NO_ANSWER)?;
+            // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
+            unsafe {
+                crc32c::verify(
+                    lane.driver,
+                    stream,
+                    slots,
+                    Lengths::All(len),
+                    Some(lane.device(regions.stored)),
+                    lane.device(verdicts),
+                )?;
+            }
+        }
+        Ok(())
+    })
+}
 
 impl Decoder<'_, '_> {
     /// Returns the number of checksums that each slot has behind its elements.

@@ -245,6 +245,10 @@ impl Driver for InstantDevice {
         Ok(true)
     }
 
+    fn synchronize_context(&self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     fn elapsed(&self, _: EventId, _: EventId) -> Result<Duration, DriverError> {
         self.count(|calls| &mut calls.times);
         Ok(Duration::ZERO)

@@ -388,6 +388,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// not block.
     fn poll_stream(&self, stream: StreamId, site: Site) -> Result<bool, DriverError>;
 
+    /// Blocks this thread, without a limit, until everything that any stream of the context has now is complete, also
+    /// streams that this driver did not create. No thread that a caller waits for may call this.
+    fn synchronize_context(&self) -> Result<(), DriverError>;
+
     /// Blocks this thread, without a limit, until the last record of `event` has happened. For tests and
     /// benchmarks: the engine's waits have limits.
     #[cfg(any(test, feature = "fakes"))]

@@ -180,7 +180,11 @@ impl Part {
             ends.0 = ends.0.checked_add(last.checked_mul(digit.source)?)?;
             ends.1 = ends.1.checked_add(last.checked_mul(digit.target)?)?;
         }
-        Some((ends.0.checked_add(1)?, ends.1.checked_add(1)?))
+        let slots = match self.source {
+            Some(_) => ends.0.checked_add(1)?,
+            None => 0,
+        };
+        Some((slots, ends.1.checked_add(1)?))
     }
 
     /// Returns the digits that count units. None but an only one has a single value, by which the kernels do not

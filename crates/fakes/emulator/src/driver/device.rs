@@ -308,6 +308,13 @@ impl Device {
         self.now = self.now.max(self.times[stream]);
     }
 
+    /// Returns when all work of every stream has run.
+    pub(super) fn drain_all(&mut self) {
+        for stream in 0..self.times.len() {
+            self.drain(stream);
+        }
+    }
+
     /// Runs tasks until a place is reached. On a device that hangs, blocks for ever, as a driver does.
     fn run_until(&mut self, ticket: Ticket) {
         while !self.scheduler.is_done(ticket) {

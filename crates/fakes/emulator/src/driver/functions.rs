@@ -318,6 +318,15 @@ fn enqueues(world: &mut World, stream: CUstream, device: usize) -> Result<Option
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
+    call("cuCtxSynchronize", Of::Current, |world, device| {
+        world.allow()?;
+        world.devices[device].drain_all();
+        finished(world, device)
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamQuery(stream: CUstream) -> Code {
     call("cuStreamQuery", Of::Current, |world, device| {
         world.allow()?;

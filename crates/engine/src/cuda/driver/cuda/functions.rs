@@ -80,6 +80,7 @@ functions! {
     {
         cuCtxPopCurrent_v2(*mut CUcontext);
         cuCtxPushCurrent_v2(CUcontext);
+        cuCtxSynchronize();
         cuDeviceGet(*mut CUdevice, c_int);
         cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
         cuDeviceGetCount(*mut c_int);

@@ -433,6 +433,14 @@ impl Driver for CudaDriver {
         self.query(stream.done, operation)
     }
 
+    fn synchronize_context(&self) -> Result<(), DriverError> {
+        let operation = || "wait for everything on the device".to_string();
+        self.run(operation, |functions| {
+            // SAFETY: the function has no arguments.
+            unsafe { (functions.cuCtxSynchronize)() }
+        })
+    }
+
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError> {
         let operation = || format!("take the time from event {} to event {}", begin.0, end.0);
         let begin = self.event(begin, operation)?;

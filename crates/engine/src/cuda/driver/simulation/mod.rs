@@ -610,6 +610,16 @@ impl Driver for Simulation {
     }
 
     /// Fails on a device that hangs, so that a test does not.
+    fn synchronize_context(&self) -> Result<(), DriverError> {
+        let operation = format_args!("synchronise with the context");
+        self.run(
+            CallKind::Use,
+            operation,
+            SimulationState::synchronize_context,
+        )
+    }
+
+    /// Fails on a device that hangs, so that a test does not.
     fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
         self.poll(event, site)?
             .then_some(())

@@ -221,24 +221,60 @@ fn cases() -> impl Strategy<Value = Case> {
 
 pub(crate) fn check_place(driver: &dyn Driver, tries: u32) {
     effort::property(tries, &cases(), |case| case.check(driver));
-    // Full and ragged blocks, one box and many.
-    for (extent, boxes) in [(1023, 1), (1024, 2), (1025, 3), (3000, 2), (7, 300)] {
-        let case = Case {
-            subchunk: vec![extent],
-            element_size: 2,
-            swap: 2,
-            order: vec![0],
-            padding: 0,
-            slots: boxes,
-            array_order: vec![0],
-            gaps: vec![0],
-            offset: 1,
-            boxes: (0..boxes)
-                .map(|slot| (Some(slot), vec![(0, extent)]))
-                .collect(),
-            seed: 7,
-        };
-        case.check(driver).unwrap_or_else(|error| panic!("{error}"));
+    // Full and ragged blocks, one box and many, rows and planes; elements of every size, in every byte order.
+    for (number, (subchunk, boxes)) in [
+        (vec![1023], 1),
+        (vec![1024], 2),
+        (vec![1025], 3),
+        (vec![3000], 2),
+        (vec![7], 300),
+        (vec![3, 21, 35], 3),
+        (vec![5, 16, 16], 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (element_size, swap) in [
+            (1, 1),
+            (2, 1),
+            (2, 2),
+            (3, 1),
+            (4, 2),
+            (4, 4),
+            (8, 1),
+            (8, 2),
+            (8, 4),
+            (8, 8),
+            (12, 4),
+            (16, 1),
+            (16, 2),
+            (16, 4),
+            (16, 8),
+            (16, 16),
+            (24, 8),
+        ] {
+            let rank = subchunk.len();
+            let gap = [0, 1, 16][(number + element_size + swap) % 3];
+            let whole = || subchunk.iter().map(|&extent| (0, extent)).collect();
+            let case = Case {
+                subchunk: subchunk.clone(),
+                element_size,
+                swap,
+                order: (0..rank).collect(),
+                padding: number % 2,
+                slots: boxes,
+                array_order: (0..rank).collect(),
+                gaps: (0..rank)
+                    .map(|axis| if axis == rank - 1 { gap } else { 0 })
+                    .collect(),
+                offset: number % 3,
+                boxes: (0..boxes)
+                    .map(|slot| ((slot % 3 != 1).then_some(slot), whole()))
+                    .collect(),
+                seed: 7 + element_size as u64,
+            };
+            case.check(driver).unwrap_or_else(|error| panic!("{error}"));
+        }
     }
 }
 

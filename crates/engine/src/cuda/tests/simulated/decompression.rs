@@ -46,7 +46,7 @@ impl Shard {
     /// 2 × 2 × 4 subchunks of 4 × 8 × 8 elements of 2 bytes: large enough that C-Blosc compresses
     /// them. Some are empty, among them all of the first batch. The first half of two others is
     /// incompressible.
-    fn larger() -> Self {
+    pub(super) fn larger() -> Self {
         let grid = SubchunkGrid::new(&[8, 16, 32], &[4, 8, 8], 2).expect("divides");
         let mut noise = 1_u32;
         let elements = (0..8 * 16 * 32)
@@ -222,7 +222,7 @@ fn decode_all(
 }
 
 /// Returns whether a device must be able to decode a shard that the host wrote.
-fn is_for_device(stage: &Stage, library: StandIn) -> bool {
+pub(super) fn is_for_device(stage: &Stage, library: StandIn) -> bool {
     match stage {
         Stage::Blosc(blosc) => {
             let split = blosc.cname == Cname::Lz4 && (2..=16).contains(&blosc.typesize);

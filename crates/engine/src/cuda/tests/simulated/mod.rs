@@ -12,6 +12,7 @@ mod lanes;
 #[cfg(target_os = "linux")]
 mod numa;
 mod order;
+mod reading;
 mod schedules;
 mod shut_down;
 mod stream;

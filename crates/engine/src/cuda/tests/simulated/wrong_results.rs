@@ -44,7 +44,7 @@ pub(super) fn lost(before: &[u8], after: &mut [u8]) {
 }
 
 /// Flips a bit of the byte at this place.
-fn flip<const AT: usize>(_: &[u8], after: &mut [u8]) {
+pub(super) fn flip<const AT: usize>(_: &[u8], after: &mut [u8]) {
     after[AT] ^= 0x10;
 }
 

@@ -245,6 +245,23 @@ impl SimulationState {
         Ok(true)
     }
 
+    /// Lets the device work until every stream is empty.
+    pub(crate) fn synchronize_context(&mut self) -> Result<(), Failure> {
+        for number in 0..self.streams.len() {
+            let end = Ticket {
+                stream: number,
+                time: self.scheduler.queue(number).enqueued(),
+            };
+            self.run_until(end);
+            if !self.scheduler.is_done(end) {
+                return violation(Rule::Event, "the device hangs".to_string());
+            }
+            self.host.join(&self.streams[number].clock);
+            self.host_time = self.host_time.max(self.streams[number].time);
+        }
+        Ok(())
+    }
+
     pub(crate) fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, Failure> {
         let untimed = |event: &EventId| self.events.get(event).is_some_and(|event| !event.timed);
         if let Some(event) = [begin, end].iter().find(|event| untimed(event)) {

@@ -1,0 +1,321 @@
+//! Reads subchunks into the memory of a device.
+//!
+//! ```text
+//! caller's threads      encoded subchunk -> frame, content or an error      `prepare`: parse, compare checksums
+//! caller's thread, in a lane:
+//!     for each batch of subchunks, of any shards
+//!         encoded subchunks -> pinned -> device           stream `up`
+//!         encoded bytes -> slots                          a stream of kernels: split, decompression, checksums
+//!         statuses, sizes, verdicts -> pinned             stream `down`
+//!         subchunks that failed, by the host -> slots     the same streams
+//!         boxes of the slots -> output                    the stream of kernels: place
+//! ```
+//!
+//! Elements are placed only after the host has seen that they are right. Two batches are in flight: the device
+//! decompresses one while the host reads the answers of the other. `batch` has the work of one batch, `in_lane` the
+//! order of batches, `repair` what the host does about subchunks that fail, `compare` the comparison with the host, and `memory` the memory that an output owns.
+
+mod batch;
+mod compare;
+#[allow(unsafe_code)]
+mod in_lane;
+#[allow(unsafe_code)]
+mod memory;
+#[allow(unsafe_code)]
+mod repair;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use super::check_progress::Work;
+use super::compressed_frame_parts::{self, CompressedFrameLayout, FrameParser, ParsedFrame};
+use super::eligible::{check_elements, expected_layout};
+use super::engine::CudaEngine;
+use super::kernels::place::PlaceLayout;
+use crate::contract::{
+    BoxToPlace, Chain, DeviceArray, EncodedBytes, EngineError, KnownChain, ShardJob,
+};
+use crate::layout::{SubchunkGrid, strides_in};
+use crate::subchunk::scratch::Scratch;
+use crate::subchunk::stages;
+use in_lane::{ReadOutcome, Reading};
+pub use memory::DeviceBuffer;
+
+/// The most subchunks that wait for the first frame, which says how the lane's memory is divided.
+const WAITING: usize = 256;
+
+/// Reads subchunks of one grid and chain into the memory of one device.
+#[derive(Clone, Debug)]
+pub struct CudaReads {
+    engine: CudaEngine,
+    /// The number of the device.
+    device: usize,
+    grid: SubchunkGrid,
+    chain: KnownChain,
+    /// Whether the device decompresses frames. The host decodes the subchunks otherwise, and copies the elements.
+    decompresses: bool,
+}
+
+/// A subchunk whose bytes were parsed, and its boxes.
+#[derive(Debug)]
+pub struct SubchunkToPlace {
+    /// A number by which the caller knows the subchunk.
+    tag: usize,
+    /// The number of the subchunk in its shard, for errors.
+    number: usize,
+    content: Content,
+    boxes: Vec<BoxToPlace>,
+}
+
+/// The content of a subchunk, as a lane gets it.
+#[derive(Debug)]
+enum Content {
+    /// Nothing: every element is the fill value.
+    Fill,
+    /// A frame, which the device decompresses.
+    Frame(ParsedFrame, EncodedBytes),
+    /// Encoded bytes that begin with the elements, in the order of the chain.
+    Plain(EncodedBytes),
+    /// The elements in the order of the chain, which the host has decoded from the encoded bytes.
+    Decoded(Vec<u8>, EncodedBytes),
+}
+
+impl Content {
+    /// Returns the encoded bytes; `None` for the fill value.
+    fn encoded(&self) -> Option<&[u8]> {
+        match self {
+            Self::Fill => None,
+            Self::Frame(_, bytes) | Self::Plain(bytes) | Self::Decoded(_, bytes) => {
+                Some(bytes.get())
+            }
+        }
+    }
+}
+
+impl CudaEngine {
+    /// Prepares the engine to read subchunks of `grid` and `chain` into the memory of the device with the number
+    /// `device`. The device decompresses only if the [compressors](super::Compressors) of the engine allow it.
+    ///
+    /// # Errors
+    /// The device is not usable now, or cannot place these elements. The error has the reason.
+    pub fn reads(
+        mut self,
+        device: usize,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<CudaReads, EngineError> {
+        self.limits.devices = Some(vec![device]);
+        self.devices.check_usable(&self.limits)?;
+        check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
+        let decompresses = self.compressors.decode
+            && !chain.is_fixed_size()
+            && compressed_frame_parts::suits(chain).is_ok();
+        Ok(CudaReads {
+            engine: self,
+            device,
+            grid: grid.clone(),
+            chain: chain.clone(),
+            decompresses,
+        })
+    }
+}
+
+impl CudaReads {
+    /// Returns the number of the device.
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Returns whether the device decompresses frames.
+    pub fn decompresses(&self) -> bool {
+        self.decompresses
+    }
+
+    /// Allocates `len` bytes of the device's memory, and zeroes none of them.
+    ///
+    /// # Errors
+    /// The device is not usable, or has too little memory.
+    pub fn allocate(&self, len: usize) -> Result<DeviceBuffer, EngineError> {
+        let devices = &self.engine.devices;
+        Ok(DeviceBuffer::new(devices, self.device, len)?)
+    }
+
+    /// Returns a subchunk whose elements are the fill value.
+    pub fn fill(tag: usize, boxes: Vec<BoxToPlace>) -> SubchunkToPlace {
+        SubchunkToPlace {
+            tag,
+            number: 0,
+            content: Content::Fill,
+            boxes,
+        }
+    }
+
+    /// Prepares a subchunk: parses its frame, compares the checksums behind the frame, and decodes the subchunk here
+    /// if the device cannot. Any number of threads may call this at once.
+    ///
+    /// # Errors
+    /// The error of the host about the encoded bytes; [`EngineError::OutOfMemory`].
+    pub fn prepare(
+        &self,
+        (tag, number): (usize, usize),
+        bytes: EncodedBytes,
+        boxes: Vec<BoxToPlace>,
+        validate_checksums: bool,
+    ) -> Result<SubchunkToPlace, EngineError> {
+        let content = self.content(number, bytes, validate_checksums)?;
+        Ok(SubchunkToPlace {
+            tag,
+            number,
+            content,
+            boxes,
+        })
+    }
+
+    fn content(
+        &self,
+        number: usize,
+        bytes: EncodedBytes,
+        validate: bool,
+    ) -> Result<Content, EngineError> {
+        if self.chain.is_fixed_size() {
+            let expected = self.grid.subchunk_bytes();
+            stages::decode_fixed_size(&self.chain, number, bytes.get(), expected, validate)?;
+            return Ok(Content::Plain(bytes));
+        }
+        if self.decompresses {
+            let parser = FrameParser::new(&self.grid, &self.chain, validate);
+            if let Ok(frame) = parser.and_then(|parser| parser.parse(number, bytes.get())) {
+                return Ok(Content::Frame(frame, bytes));
+            }
+            // The host has the last word on the data.
+        }
+        let decoded = self.decode(number, bytes.get(), validate)?;
+        Ok(Content::Decoded(decoded, bytes))
+    }
+
+    /// Decodes a subchunk on this thread. Returns its elements in the order of the chain.
+    fn decode(
+        &self,
+        number: usize,
+        encoded: &[u8],
+        validate: bool,
+    ) -> Result<Vec<u8>, EngineError> {
+        let bytes = self.grid.subchunk_bytes();
+        let mut stored = Vec::new();
+        let what = "a decoded subchunk";
+        stored
+            .try_reserve_exact(bytes)
+            .map_err(|_| EngineError::OutOfMemory { what, bytes })?;
+        stored.resize(bytes, 0);
+        let mut scratch = Scratch::take();
+        let buffers = &mut *scratch;
+        let (stages, contexts) = (&mut buffers.stages, &mut buffers.contexts);
+        stages::decode(
+            &self.chain,
+            number,
+            encoded,
+            &mut stored,
+            validate,
+            stages,
+            contexts,
+        )?;
+        self.engine.devices.counters.read_on_host();
+        Ok(stored)
+    }
+
+    /// Reads the subchunks that `next` returns, until it returns `None`, and places their boxes in `output`. Boxes of
+    /// later subchunks replace those of earlier ones. When this function returns, all elements are in their places.
+    ///
+    /// `damaged` is told of a subchunk, by its tag, that neither the device nor the host can decode. If it returns
+    /// `Ok`, the subchunk's elements become the fill value.
+    ///
+    /// # Errors
+    /// The first error of `damaged`, and errors of the device. Some boxes may have been placed.
+    ///
+    /// # Safety
+    /// The memory of `output` belongs to the device, and nothing else uses it during the call. The boxes of all
+    /// subchunks lie within the memory.
+    pub unsafe fn read(
+        &self,
+        job: &ShardJob<'_>,
+        output: &DeviceArray,
+        next: &mut dyn FnMut() -> Option<SubchunkToPlace>,
+        damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let job = &ShardJob {
+            grid: &self.grid,
+            chain: Chain::Known(&self.chain),
+            ..*job
+        };
+        let mut waiting = VecDeque::new();
+        loop {
+            // A lane is for frames of one layout.
+            let layout = self.next_layout(next, &mut waiting);
+            let Some(layout) = layout else { return Ok(()) };
+            let kind = match layout {
+                Some(_) => self.engine.reading_kind(&self.grid, &self.chain, layout)?,
+                None => {
+                    let chain = KnownChain {
+                        stages: Vec::new(),
+                        ..self.chain.clone()
+                    };
+                    self.engine.reading_kind(&self.grid, &chain, None)?
+                }
+            };
+            let source = RefCell::new((&mut waiting, &mut *next, &mut *damaged));
+            let shard = Some((Work::Read, job));
+            let (outcome, _) = self.engine.in_lane_of_device(&kind, shard, |session| {
+                let (waiting, next, damaged) = &mut *source.borrow_mut();
+                let mut next = || waiting.pop_front().or_else(|| next());
+                // SAFETY: the caller of this function keeps the requirements.
+                let reading = unsafe { Reading::new(self, session, (job, &kind), output)? };
+                reading.run(&mut next, *damaged)
+            })?;
+            match outcome {
+                ReadOutcome::End => return Ok(()),
+                ReadOutcome::OtherLayout(subchunk) => waiting.push_front(*subchunk),
+            }
+        }
+    }
+
+    /// Returns the layout of the next frames. Moves the subchunks before the first frame to `waiting`. `None` if
+    /// there is no subchunk left; the layout is `None` if the lane decompresses nothing.
+    fn next_layout(
+        &self,
+        next: &mut dyn FnMut() -> Option<SubchunkToPlace>,
+        waiting: &mut VecDeque<SubchunkToPlace>,
+    ) -> Option<Option<CompressedFrameLayout>> {
+        let layout_of = |subchunk: &SubchunkToPlace| match &subchunk.content {
+            Content::Frame(frame, _) => Some(frame.layout),
+            _ => None,
+        };
+        let mut found = waiting.iter().find_map(layout_of);
+        while self.decompresses && found.is_none() && waiting.len() < WAITING {
+            let Some(subchunk) = next() else { break };
+            found = layout_of(&subchunk);
+            waiting.push_back(subchunk);
+        }
+        if waiting.is_empty() {
+            waiting.extend(next());
+            if waiting.is_empty() {
+                return None;
+            }
+        }
+        let is_expected = self.decompresses && found.is_none() && waiting.len() == WAITING;
+        let expected = is_expected.then(|| expected_layout(&self.grid, &self.chain).ok());
+        Some(found.or(expected.flatten()))
+    }
+
+    /// Returns how elements lie in slots `slot_stride` bytes apart, and in an array with the strides `array`.
+    fn layout(&self, slot_stride: usize, array: &[usize]) -> PlaceLayout {
+        let element_size = self.grid.element_size();
+        let slot_strides = strides_in(&self.chain.order, self.grid.subchunk(), element_size);
+        PlaceLayout {
+            element_size,
+            swap: self.chain.swap,
+            slot_stride,
+            slot_strides,
+            array_strides: array.to_vec(),
+        }
+    }
+}
