@@ -72,6 +72,10 @@ pub struct Metrics {
     pub batches_halved: u64,
     /// The number of subchunks that the host compressed because the compressor of a device failed on them.
     pub subchunks_on_host: u64,
+    /// The number of stored subchunks that were read into the memory of a device.
+    pub subchunks_read_to_devices: u64,
+    /// The number of these subchunks that the host decoded, because no device may or can.
+    pub subchunks_read_by_host: u64,
     /// The decoded bytes that the host encoded. Subchunks that are equal to the fill value are not stored, and do
     /// not count.
     pub host_encode_bytes_in: u64,
@@ -141,6 +145,14 @@ impl fmt::Display for Metrics {
             (
                 "subchunks compressed by the host instead",
                 self.subchunks_on_host,
+            ),
+            (
+                "subchunks read into memory of devices",
+                self.subchunks_read_to_devices,
+            ),
+            (
+                "subchunks decoded by the host for devices",
+                self.subchunks_read_by_host,
             ),
             ("bytes encoded on the host", self.host_encode_bytes_in),
             ("encoded bytes from the host", self.host_encode_bytes_out),
@@ -265,6 +277,8 @@ pub(crate) mod counters {
             lane_wait: devices.lane_wait,
             batches_halved: devices.batches_halved,
             subchunks_on_host: devices.subchunks_on_host,
+            subchunks_read_to_devices: devices.subchunks_read,
+            subchunks_read_by_host: devices.subchunks_read_on_host,
             host_encode_bytes_in: on_host.encode_in,
             host_encode_bytes_out: on_host.encode_out,
             host_decode_bytes_in: on_host.decode_in,

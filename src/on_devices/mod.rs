@@ -16,6 +16,8 @@ mod on_gpu;
 mod partial_writes;
 #[cfg(target_os = "linux")]
 mod processes;
+#[allow(unsafe_code)]
+mod reading;
 mod rule;
 #[allow(unsafe_code)]
 mod suites;

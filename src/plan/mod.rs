@@ -5,6 +5,7 @@
 //! memory budget a lane takes. `consent.rs` decides which devices may be asked at all.
 
 mod consent;
+mod device_reads;
 mod estimates;
 mod explanation;
 mod machine;
@@ -19,6 +20,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
+pub(crate) use device_reads::{DeviceMemory, DeviceReads, ReadySubchunk};
 pub use estimates::Estimates;
 use estimates::{DeviceWork, Work};
 pub use explanation::{ExplainedStage, Explanation, Place};

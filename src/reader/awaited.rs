@@ -7,7 +7,7 @@ use super::output::ArrayInMemory;
 use super::request::WantedBox;
 use super::source::Store;
 use super::threads::{self, Each};
-use super::{ArrayReader, DecodedBy, Output, ReadReport, ReaderError};
+use super::{ArrayReader, DecodedBy, Output, OutputPlace, ReadReport, ReaderError};
 use crate::store::Awaited;
 use crate::store::parts::RangeCost;
 
@@ -108,6 +108,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
             self.0.settings.requests,
             threads::awaited as Each<_>,
         );
+        let place = OutputPlace::Host(place);
         self.read_shards(codec, boxes, source, place).await
     }
 }

@@ -7,7 +7,8 @@ use super::output::ArrayInMemory;
 use super::request::{self, WantedBox};
 use super::source::Store;
 use super::threads::{self, Each};
-use super::{ArrayReader, DecodedBy, Inner, Output, ReadReport, ReaderError};
+use super::{ArrayReader, DecodedBy, Inner, Output, OutputPlace, ReadReport, ReaderError};
+use crate::codec::CudaShardingCodec;
 use crate::store::parts::RangeCost;
 use crate::store::{Blocking, now};
 
@@ -121,18 +122,27 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         boxes: &[WantedBox],
         place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
-        let Inner {
-            array,
-            settings,
-            decoded_by,
-            files,
-            ..
-        } = &*self.0;
-        let codec = match decoded_by {
+        let codec = match &self.0.decoded_by {
             DecodedBy::ThisCrate(codec) => codec,
             DecodedBy::Zarrs(_) => return self.read_by_zarrs(boxes, place),
         };
         self.check_newer_subchunks(true)?;
+        self.read_from_store(codec, boxes, OutputPlace::Host(place))
+    }
+
+    /// Reads `boxes` by blocking calls of the store, or from files.
+    pub(super) fn read_from_store(
+        &self,
+        codec: &CudaShardingCodec,
+        boxes: &[WantedBox],
+        place: OutputPlace<'_>,
+    ) -> Result<ReadReport, ReaderError> {
+        let Inner {
+            array,
+            settings,
+            files,
+            ..
+        } = &*self.0;
         if let Some(files) = files {
             let source = (files, settings.threads(), threads::blocking as Each<_>);
             return now(self.read_shards(codec, boxes, source, place));

@@ -57,6 +57,12 @@ pub enum ReaderError {
         /// The reason, and advice.
         reason: String,
     },
+    /// Nothing was read into the memory of a device.
+    #[error("cannot read into the memory of a device: {reason}")]
+    Device {
+        /// The reason, and advice.
+        reason: String,
+    },
     /// A store failed.
     #[error("cannot read {key}: {error}")]
     Store {

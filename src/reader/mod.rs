@@ -33,6 +33,8 @@ pub(crate) mod builder;
 #[allow(unsafe_code)]
 mod by_zarrs;
 mod cache;
+#[allow(unsafe_code)]
+mod device;
 mod error;
 mod metrics;
 #[cfg(feature = "ndarray")]
@@ -62,6 +64,8 @@ use zarrs_codec::CodecOptions;
 use zarrs_storage::StoreKey;
 
 pub use builder::ArrayReaderBuilder;
+use device::DeviceSink;
+pub use device::DeviceTensor;
 pub use error::{Damage, ReaderError};
 pub use metrics::ReaderMetrics;
 pub use output::Output;
@@ -227,8 +231,8 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let is_filesystem = std::any::type_name::<TStorage>().ends_with("::FilesystemStore");
         match decoded_by {
             DecodedBy::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
-            DecodedBy::ThisCrate(_) => format!(
-                "subchunks are decoded to their place by {} threads; {}; {}; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}{}",
+            DecodedBy::ThisCrate(codec) => format!(
+                "subchunks are decoded to their place by {} threads; {}; {}; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}{}{}",
                 settings.threads(),
                 match files {
                     Some(_) => "shards are read as files".to_string(),
@@ -258,6 +262,8 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                 allocate::why_no_huge_pages(settings.huge_pages).map_or(String::new(), |why| {
                     format!("; new memory is not on huge pages, because {why}")
                 }),
+                self.explain_device(codec)
+                    .map_or(String::new(), |reads| format!("; {reads}")),
             ),
         }
     }
@@ -382,10 +388,20 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
         codec: &CudaShardingCodec,
         boxes: &[WantedBox],
         (source, requests, each): (&S, NonZeroUsize, Each<ReaderError>),
-        place: &ArrayInMemory<'_>,
+        place: OutputPlace<'_>,
     ) -> Result<ReadReport, ReaderError> {
         let array = self.array();
-        let shards = request::shards(array, boxes, &place.strides)?;
+        let shards = request::shards(array, boxes, place.strides())?;
+        let at_once = match place {
+            OutputPlace::Host(_) => requests,
+            // The subchunks of a shard are held until the shard was read.
+            OutputPlace::Device(_) => {
+                let most = shards.iter().map(WantedShard::elements).max().unwrap_or(0);
+                let most = most.saturating_mul(self.element_size()?).max(1);
+                let room = NonZeroUsize::new(self.0.settings.memory / most);
+                room.unwrap_or(NonZeroUsize::MIN).min(requests)
+            }
+        };
         let (damaged, absent) = (Mutex::default(), Mutex::default());
         let call = ReadCall {
             source,
@@ -398,7 +414,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
             absent: &absent,
             each,
             requests,
-            requests_of_shard: requests_of_shard(requests, shards.len()),
+            requests_of_shard: requests_of_shard(requests, shards.len().min(at_once.get())),
         };
         // If a box is not empty, the output has room for it, so its number of elements is a `usize`.
         let wanted = boxes.iter().filter(|wanted| !wanted.subset.is_empty());
@@ -423,11 +439,28 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
                 call.read(&shard).await
             })
         };
-        each(shards.len(), requests, &read).await?;
+        each(shards.len(), at_once, &read).await?;
         Ok(ReadReport {
             damaged: damaged.into_inner().unwrap_or_else(PoisonError::into_inner),
             absent: absent.into_inner().unwrap_or_else(PoisonError::into_inner),
         })
+    }
+}
+
+/// The place of the elements of a call.
+#[derive(Clone, Copy)]
+enum OutputPlace<'a> {
+    Host(&'a ArrayInMemory<'a>),
+    Device(&'a DeviceSink<'a>),
+}
+
+impl OutputPlace<'_> {
+    /// Returns the distance from one element to the next along each axis of a box, in bytes.
+    fn strides(&self) -> &[usize] {
+        match self {
+            Self::Host(place) => &place.strides,
+            Self::Device(sink) => sink.strides,
+        }
     }
 }
 

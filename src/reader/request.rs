@@ -22,6 +22,14 @@ pub(crate) struct WantedShard {
     pub(crate) parts: Vec<WantedPart>,
 }
 
+impl WantedShard {
+    /// Returns the number of wanted elements. It is a `usize`, because the output has room for them.
+    pub(crate) fn elements(&self) -> usize {
+        let parts = self.parts.iter();
+        parts.map(|part| part.shape.iter().product::<usize>()).sum()
+    }
+}
+
 /// The wanted box of a shard, and the place of its first element.
 #[derive(Debug)]
 pub(crate) struct WantedPart {

@@ -12,7 +12,7 @@ use super::metrics::Counters;
 use super::newer_subchunks::ListsNewerSubchunks;
 use super::source::{FetchedBytes, ShardSource, Store};
 use super::threads::{Each, Later, Task};
-use super::{ArrayReader, DecodedBy, Inner, KeptByReader, Output, ReaderError};
+use super::{ArrayReader, DecodedBy, Inner, KeptByReader, Output, OutputPlace, ReaderError};
 use crate::store::Reads;
 use crate::store::parts::RangeCost;
 use crate::store::ranges::slice;
@@ -114,14 +114,16 @@ impl ArrayReader<()> {
         let requests = self.0.settings.requests;
         if are_open_files {
             let source = (&Opened(store), requests, in_turn as Each<_>);
-            self.read_shards(codec, &boxes, source, &place).await?;
+            self.read_shards(codec, &boxes, source, OutputPlace::Host(&place))
+                .await?;
         } else {
             let store = Store {
                 reads: store,
                 range_cost: RangeCost::CACHED,
             };
             let source = (&store, requests, in_turn as Each<_>);
-            self.read_shards(codec, &boxes, source, &place).await?;
+            self.read_shards(codec, &boxes, source, OutputPlace::Host(&place))
+                .await?;
         }
         Ok(elements)
     }

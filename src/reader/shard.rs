@@ -25,6 +25,7 @@
 
 mod buffer;
 mod decode;
+mod device;
 mod errors;
 mod index;
 mod indexed;
@@ -41,11 +42,11 @@ use super::cache::Caches;
 use super::error::Damage;
 use super::metrics::{Counters, add};
 use super::newer_subchunks::ListsNewerSubchunks;
-use super::output::ArrayInMemory;
 use super::request::WantedShard;
 use super::source::ShardSource;
 use super::threads::{Each, Later, Task};
-use super::{ReaderError, Settings};
+use super::{OutputPlace, ReaderError, Settings};
+use crate::plan::ReadySubchunk;
 use crate::shard::sharding::Sharding;
 use errors::{damage, store_error};
 use indexed::Indexed;
@@ -63,7 +64,7 @@ pub(super) struct ReadCall<'a, S> {
     pub(super) settings: &'a Settings,
     pub(super) caches: &'a Caches,
     pub(super) counters: &'a Counters,
-    pub(super) place: &'a ArrayInMemory<'a>,
+    pub(super) place: OutputPlace<'a>,
     pub(super) damaged: &'a Mutex<Vec<Damage>>,
     pub(super) absent: &'a Mutex<Vec<StoreKey>>,
     /// The function that makes several requests at once.
@@ -153,6 +154,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
             windows: &windows,
             damaged: Mutex::default(),
             is_absent: AtomicBool::new(false),
+            held: Mutex::default(),
         };
         let mut has_newer = false;
         let mut in_shard: Vec<WantedSubchunk<'_>> = touched.collect();
@@ -175,14 +177,17 @@ impl<S: ShardSource> ReadCall<'_, S> {
         attempt.finish(has_newer)
     }
 
-    /// Returns the windows of the output for the wanted boxes of `shard`.
+    /// Returns the windows of the output for the wanted boxes of `shard`; none if the output is on a device.
     fn windows<'w>(&'w self, shard: &'w ShardToRead<'_>) -> Result<Vec<Window<'w>>, ReaderError> {
+        let OutputPlace::Host(place) = self.place else {
+            return Ok(Vec::new());
+        };
         let order = shard.sharding.order();
         let parts = shard.wanted.parts.iter();
         let windows = parts.map(|part| {
             let window = (part.start.clone(), part.shape.clone());
-            let (grid, strides) = (&shard.sharding.grid, self.place.strides.clone());
-            let memory = self.place.from(part.offset);
+            let (grid, strides) = (&shard.sharding.grid, place.strides.clone());
+            let memory = place.from(part.offset);
             // SAFETY: `ArrayInMemory` has room for all elements of the call, and no two of them overlap. Each
             // part of the call writes other elements. Attempts are made one after the other.
             unsafe { Window::over(grid, &order, window, memory, strides) }
@@ -201,6 +206,9 @@ struct Attempt<'a, S: ShardSource> {
     damaged: Mutex<Vec<Damage>>,
     /// Whether the store has neither the shard nor newer subchunks.
     is_absent: AtomicBool,
+    /// The subchunks for a device, with the numbers of their wanted elements. They are sent when the attempt has
+    /// succeeded.
+    held: Mutex<Vec<(ReadySubchunk, usize)>>,
 }
 
 impl<S: ShardSource> Attempt<'_, S> {
@@ -307,6 +315,12 @@ impl<S: ShardSource> Attempt<'_, S> {
         touched: impl IntoIterator<Item = WantedSubchunk<'p>>,
     ) -> Result<(), ReaderError> {
         let element = self.shard.sharding.fill_value.as_ne_bytes();
+        if let OutputPlace::Device(sink) = self.call.place {
+            for touched in touched {
+                self.fill_on_device(sink, touched);
+            }
+            return Ok(());
+        }
         for touched in touched {
             let number = touched.number();
             for window in touched.windows() {
@@ -322,6 +336,9 @@ impl<S: ShardSource> Attempt<'_, S> {
         if !self.windows.iter().all(Window::is_complete) {
             let missing = EngineError::Internal("a subchunk was not decoded");
             return Err(damage(self.shard, None, missing).into());
+        }
+        if let OutputPlace::Device(sink) = self.call.place {
+            self.send_held(sink)?;
         }
         let mut damaged = self
             .damaged

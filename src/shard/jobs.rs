@@ -8,7 +8,7 @@ use zarrs_codec::{ArrayCodecTraits, CodecOptions, RecommendedConcurrency};
 use super::foreign::ForeignChain;
 use super::sharding::Sharding;
 use crate::error::Error;
-use crate::plan::{self, PlanSummary, ShardPlan};
+use crate::plan::{self, DeviceReads, PlanSummary, ShardPlan};
 use zarrs_cuda_engine::contract::ShardJob;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -48,6 +48,21 @@ impl Sharding {
         codec
             .engines
             .choose_decoder(&codec.options, grid, self.known())
+    }
+
+    /// Returns the reads of subchunks into the memory of a device.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] if no device was asked for, or none can be used.
+    pub(crate) fn choose_reads(&self) -> Result<DeviceReads, Error> {
+        let codec = &self.codec;
+        (codec.engines).choose_reads(&codec.options, &self.grid, self.known())
+    }
+
+    /// Describes how subchunks are read into the memory of a device, for people; `None` if no device was asked for.
+    pub(crate) fn explain_reads(&self) -> Option<String> {
+        let codec = &self.codec;
+        (codec.engines).explain_reads(&codec.options, &self.grid, self.known())
     }
 
     /// Calls `f` with the engine's job for a shard.

@@ -11,12 +11,12 @@ use super::buffer::{keep_buffer, take_buffer};
 use super::errors::{damage, got_no_answer, store_error};
 use super::windows::WantedSubchunk;
 use super::{Attempt, ReadCall, Stop, lock};
-use crate::reader::ReaderError;
 use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;
 use crate::reader::metrics::add;
 use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::reader::threads::Later;
+use crate::reader::{OutputPlace, ReaderError};
 use crate::shard::reading::{check_last_bytes, last_bytes};
 use crate::store::parts::{PartToRead, PartsToRead, RangeCost};
 use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
@@ -76,7 +76,8 @@ impl<S: ShardSource> Indexed<'_, S> {
     fn part_to_read(&self, touched: WantedSubchunk<'_>, extent: Range<usize>) -> PartToRead {
         let (call, sharding) = (self.attempt.call, &self.attempt.shard.sharding);
         let is_plain = sharding.is_plain() && extent.len() == sharding.grid.subchunk_bytes();
-        if !is_plain || call.settings.subchunk_cache > 0 {
+        let is_device = matches!(call.place, OutputPlace::Device(_));
+        if !is_plain || is_device || call.settings.subchunk_cache > 0 {
             return PartToRead::whole(extent);
         }
         let windows = touched.windows();
@@ -141,7 +142,8 @@ impl<S: ShardSource> Indexed<'_, S> {
 
     /// Writes the elements of a subchunk that the cache has. Returns false if the cache does not have it.
     fn write_kept(&self, touched: WantedSubchunk<'_>) -> Result<bool, ReaderError> {
-        if self.attempt.call.settings.subchunk_cache == 0 {
+        let is_device = matches!(self.attempt.call.place, OutputPlace::Device(_));
+        if is_device || self.attempt.call.settings.subchunk_cache == 0 {
             return Ok(false);
         }
         let number = touched.number();

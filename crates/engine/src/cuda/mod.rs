@@ -107,7 +107,7 @@ pub use eligible::{check_chain, check_decoding, chunks_of_subchunk};
 pub use engine::CudaEngine;
 pub use lanes::{DeviceLimits, Devices};
 pub use metrics::DeviceMetrics;
-pub use read::{CudaReads, DeviceBuffer, SubchunkToPlace};
+pub use read::{CudaReads, DeviceBuffer, Next, SubchunkToPlace};
 pub use sizing::Compressors;
 
 use crate::error::{DriverError, Fault};

@@ -26,12 +26,14 @@ mod repair;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::check_progress::Work;
 use super::compressed_frame_parts::{self, CompressedFrameLayout, FrameParser, ParsedFrame};
-use super::eligible::{check_elements, expected_layout};
+use super::eligible::check_elements;
 use super::engine::CudaEngine;
 use super::kernels::place::PlaceLayout;
+use super::sizing::ShardKind;
 use crate::contract::{
     BoxToPlace, Chain, DeviceArray, EncodedBytes, EngineError, KnownChain, ShardJob,
 };
@@ -42,7 +44,7 @@ use in_lane::{ReadOutcome, Reading};
 pub use memory::DeviceBuffer;
 
 /// The most subchunks that wait for the first frame, which says how the lane's memory is divided.
-const WAITING: usize = 256;
+const WAITING: usize = 64;
 
 /// Reads subchunks of one grid and chain into the memory of one device.
 #[derive(Clone, Debug)]
@@ -90,6 +92,16 @@ impl Content {
             }
         }
     }
+}
+
+/// The answer to the question for the next subchunk.
+#[derive(Debug)]
+pub enum Next {
+    Subchunk(Box<SubchunkToPlace>),
+    /// There is none yet.
+    NotYet,
+    /// There are no more.
+    End,
 }
 
 impl CudaEngine {
@@ -193,6 +205,11 @@ impl CudaReads {
         Ok(Content::Decoded(decoded, bytes))
     }
 
+    /// Counts a subchunk that the caller has decoded.
+    pub fn decoded_by_caller(&self) {
+        self.engine.devices.counters.read_on_host();
+    }
+
     /// Decodes a subchunk on this thread. Returns its elements in the order of the chain.
     fn decode(
         &self,
@@ -223,8 +240,9 @@ impl CudaReads {
         Ok(stored)
     }
 
-    /// Reads the subchunks that `next` returns, until it returns `None`, and places their boxes in `output`. Boxes of
-    /// later subchunks replace those of earlier ones. When this function returns, all elements are in their places.
+    /// Reads the subchunks that `next` returns, until it returns [`Next::End`], and places their boxes in `output`. No
+    /// two boxes overlap. When this function returns, all elements are in their places. `next` is told whether to wait
+    /// for a subchunk. No lane is held while it waits, because the threads that prepare subchunks may need one.
     ///
     /// `damaged` is told of a subchunk, by its tag, that neither the device nor the host can decode. If it returns
     /// `Ok`, the subchunk's elements become the fill value.
@@ -239,7 +257,7 @@ impl CudaReads {
         &self,
         job: &ShardJob<'_>,
         output: &DeviceArray,
-        next: &mut dyn FnMut() -> Option<SubchunkToPlace>,
+        next: &mut dyn FnMut(bool) -> Next,
         damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let job = &ShardJob {
@@ -247,63 +265,107 @@ impl CudaReads {
             chain: Chain::Known(&self.chain),
             ..*job
         };
-        let mut waiting = VecDeque::new();
+        let (mut waiting, mut refused) = (VecDeque::new(), Vec::new());
         loop {
             // A lane is for frames of one layout.
             let layout = self.next_layout(next, &mut waiting);
-            let Some(layout) = layout else { return Ok(()) };
-            let kind = match layout {
-                Some(_) => self.engine.reading_kind(&self.grid, &self.chain, layout)?,
-                None => {
-                    let chain = KnownChain {
-                        stages: Vec::new(),
-                        ..self.chain.clone()
-                    };
-                    self.engine.reading_kind(&self.grid, &chain, None)?
+            if waiting.is_empty() {
+                return Ok(());
+            }
+            if layout.is_some_and(|layout| refused.contains(&layout)) {
+                waiting = self.by_host(waiting, &refused, job, damaged)?;
+                continue;
+            }
+            let kind = match self.kind(layout) {
+                Ok(kind) => kind,
+                // There is no nvCOMP, or it does not take such frames.
+                Err(EngineError::Unsuitable(reason)) if layout.is_some() => {
+                    self.engine.devices.counters.fell_back(&reason);
+                    refused.extend(layout);
+                    continue;
                 }
+                Err(error) => return Err(error),
             };
             let source = RefCell::new((&mut waiting, &mut *next, &mut *damaged));
             let shard = Some((Work::Read, job));
             let (outcome, _) = self.engine.in_lane_of_device(&kind, shard, |session| {
                 let (waiting, next, damaged) = &mut *source.borrow_mut();
-                let mut next = || waiting.pop_front().or_else(|| next());
+                let mut next = || match waiting.pop_front() {
+                    Some(subchunk) => Next::Subchunk(Box::new(subchunk)),
+                    None => next(false),
+                };
                 // SAFETY: the caller of this function keeps the requirements.
                 let reading = unsafe { Reading::new(self, session, (job, &kind), output)? };
                 reading.run(&mut next, *damaged)
             })?;
             match outcome {
                 ReadOutcome::End => return Ok(()),
+                ReadOutcome::NotYet => {}
                 ReadOutcome::OtherLayout(subchunk) => waiting.push_front(*subchunk),
             }
         }
     }
 
-    /// Returns the layout of the next frames. Moves the subchunks before the first frame to `waiting`. `None` if
-    /// there is no subchunk left; the layout is `None` if the lane decompresses nothing.
+    /// Returns the kind of lanes that decompress frames of the layout `layout`, or nothing.
+    fn kind(&self, layout: Option<CompressedFrameLayout>) -> Result<Arc<ShardKind>, EngineError> {
+        let chain = KnownChain {
+            stages: layout.map_or(Vec::new(), |_| self.chain.stages.clone()),
+            ..self.chain.clone()
+        };
+        self.engine.reading_kind(&self.grid, &chain, layout)
+    }
+
+    /// Returns the subchunks `waiting`. The host decodes those whose frames have a layout of `refused`.
+    fn by_host(
+        &self,
+        waiting: VecDeque<SubchunkToPlace>,
+        refused: &[CompressedFrameLayout],
+        job: &ShardJob<'_>,
+        damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
+    ) -> Result<VecDeque<SubchunkToPlace>, EngineError> {
+        let decode = |mut subchunk: SubchunkToPlace| {
+            subchunk.content = match subchunk.content {
+                Content::Frame(frame, bytes) if refused.contains(&frame.layout) => {
+                    let validate = job.validate_checksums;
+                    match self.decode(subchunk.number, bytes.get(), validate) {
+                        Ok(elements) => Content::Decoded(elements, bytes),
+                        Err(error @ EngineError::OutOfMemory { .. }) => return Err(error),
+                        Err(error) => {
+                            damaged(subchunk.tag, error)?;
+                            Content::Fill
+                        }
+                    }
+                }
+                content => content,
+            };
+            Ok(subchunk)
+        };
+        waiting.into_iter().map(decode).collect()
+    }
+
+    /// Returns the layout of the next frames; `None` if a lane decompresses nothing for the next subchunks. Waits for a
+    /// subchunk, and moves the next ones to `waiting`, which stays empty if there is none left.
     fn next_layout(
         &self,
-        next: &mut dyn FnMut() -> Option<SubchunkToPlace>,
+        next: &mut dyn FnMut(bool) -> Next,
         waiting: &mut VecDeque<SubchunkToPlace>,
-    ) -> Option<Option<CompressedFrameLayout>> {
+    ) -> Option<CompressedFrameLayout> {
         let layout_of = |subchunk: &SubchunkToPlace| match &subchunk.content {
             Content::Frame(frame, _) => Some(frame.layout),
             _ => None,
         };
         let mut found = waiting.iter().find_map(layout_of);
-        while self.decompresses && found.is_none() && waiting.len() < WAITING {
-            let Some(subchunk) = next() else { break };
-            found = layout_of(&subchunk);
-            waiting.push_back(subchunk);
-        }
-        if waiting.is_empty() {
-            waiting.extend(next());
-            if waiting.is_empty() {
-                return None;
+        let most = if self.decompresses { WAITING } else { 1 };
+        while found.is_none() && waiting.len() < most {
+            match next(waiting.is_empty()) {
+                Next::Subchunk(subchunk) => {
+                    found = layout_of(&subchunk);
+                    waiting.push_back(*subchunk);
+                }
+                Next::NotYet | Next::End => break,
             }
         }
-        let is_expected = self.decompresses && found.is_none() && waiting.len() == WAITING;
-        let expected = is_expected.then(|| expected_layout(&self.grid, &self.chain).ok());
-        Some(found.or(expected.flatten()))
+        found
     }
 
     /// Returns how elements lie in slots `slot_stride` bytes apart, and in an array with the strides `array`.

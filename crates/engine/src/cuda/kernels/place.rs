@@ -165,8 +165,8 @@ impl Part {
 
     /// Returns the number of units; `None` if a kernel cannot count them.
     fn units(&self) -> Option<usize> {
-        let extents = self.digits.iter().map(|digit| digit.extent);
-        let bytes = extents.fold(Some(1_usize), |all, extent| all?.checked_mul(extent));
+        let mut extents = self.digits.iter().map(|digit| digit.extent);
+        let bytes = extents.try_fold(1_usize, usize::checked_mul);
         bytes
             .map(|bytes| bytes / self.unit)
             .filter(|&units| units < TOO_MANY)

@@ -21,8 +21,8 @@ pub(super) struct Batch {
     pub(super) copied: Vec<u64>,
     /// The number of bytes that were put behind one another for the device.
     pub(super) end: usize,
-    /// The number of boxes.
-    pub(super) boxes: usize,
+    /// The positions of the subchunks that a comparison has found damaged.
+    pub(super) damaged: Vec<usize>,
 }
 
 impl Batch {
@@ -43,6 +43,15 @@ impl Batch {
         };
         let layout = frames().flatten().next()?.layout;
         Some(CompressedFrameParts::of_frames(layout, frames()))
+    }
+
+    /// Returns the number of stored subchunks that the device has made: those of frames, and without a compressor
+    /// those of stored bytes. Subchunks in the slots `repaired` are the host's.
+    pub(super) fn made(&self, repaired: &[usize]) -> usize {
+        let by_device = self.stored().filter(|(slot, _, subchunk)| {
+            !matches!(subchunk.content, Content::Decoded(..)) && !repaired.contains(slot)
+        });
+        by_device.count()
     }
 
     /// Returns whether bytes are copied to a slot as they are.
@@ -73,4 +82,6 @@ pub(super) struct InFlight {
     pub(super) timed: Vec<Timed>,
     /// How often the batch has used each buffer of the lane.
     pub(super) uses: LaneUses,
+    /// The slots whose subchunks the host has decoded, because the device could not.
+    pub(super) repaired: Vec<usize>,
 }

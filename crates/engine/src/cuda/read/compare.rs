@@ -1,17 +1,17 @@
 //! Compares the subchunks of a batch with those of the host: the device places them whole, in its own memory, and the
 //! host decodes them, too.
 
-use super::batch::Batch;
+use super::batch::{Batch, InFlight};
 use super::in_lane::Reading;
 use crate::contract::{Chain, EngineError, ShardJob};
 use crate::cuda::arena::Region;
-use crate::cuda::check_progress::{LaneUses, Unchecked, Work};
+use crate::cuda::check_progress::{Unchecked, Work};
 use crate::cuda::driver::Site;
 use crate::cuda::kernels::place::PlacedBox;
 use crate::cuda::transfers::Downloads;
 use crate::layout::{SubchunkGrid, strides};
 use crate::memory::allocate;
-use crate::subchunk::compare::{Comparison, compare_all};
+use crate::subchunk::compare::{Comparison, Unequal, compare_all};
 
 /// The record of the event after which subchunks are placed for a comparison.
 const COMPARED: Site = Site("record: subchunks were placed for a comparison");
@@ -22,36 +22,46 @@ const ELEMENTS: &str = "elements to compare with those of a device";
 
 impl Reading<'_, '_> {
     /// Compares the subchunks of a batch if a comparison is due. The kernels that decode the batch were enqueued.
+    /// `damaged` is that of [`CudaReads::read`](super::CudaReads::read): the host has the last word on the data.
     ///
     /// # Errors
-    /// [`EngineError::Device`] if the device is wrong; errors of the device.
-    pub(super) fn compare(&mut self, batch: &Batch, uses: &LaneUses) -> Result<(), EngineError> {
+    /// [`EngineError::Device`] if the device is wrong; errors of the device, and of `damaged`.
+    pub(super) fn compare(
+        &mut self,
+        flight: &mut InFlight,
+        damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
         let device = self.session.lane.device_of();
         let checks = (self.reads.engine).checks(device, self.kind, self.job);
-        if !checks.is_due_in(Work::Read, uses) {
+        if !checks.is_due_in(Work::Read, &flight.uses) {
             let unchecked = Unchecked {
                 shards: 0,
                 batches: 1,
             };
             if checks.every > 0 {
-                self.kind
-                    .checks
-                    .returned(&checks.subject(Work::Read), unchecked);
+                let subject = checks.subject(Work::Read);
+                self.kind.checks.returned(&subject, unchecked);
             }
             return Ok(());
         }
         let bytes = self.reads.grid.subchunk_bytes();
-        let dense = self.session.batch(batch.number).dense;
+        let dense = self.session.batch(flight.batch.number).dense;
         let most = (dense.len / bytes.max(1)).max(1);
-        let all: Vec<usize> = (0..batch.subchunks.len()).collect();
+        let all: Vec<usize> = (0..flight.batch.subchunks.len()).collect();
         for round in all.chunks(most) {
-            let elements = self.elements(batch, round, dense)?;
-            self.compare_elements(batch, round, &elements)?;
+            let elements = self.elements(&flight.batch, round, dense)?;
+            while let Some((at, error)) = self.compare_elements(&flight.batch, round, &elements)? {
+                damaged(flight.batch.subchunks[at].tag, error)?;
+                flight.batch.damaged.push(at);
+            }
         }
-        let compared = batch.stored().count() as u64;
+        for at in flight.batch.damaged.drain(..) {
+            flight.batch.slots[at] = None;
+        }
+        let compared = flight.batch.made(&flight.repaired) as u64;
         self.session.counters.batch_checked();
         let subject = checks.subject(Work::Read);
-        self.kind.checks.equal(&subject, compared, uses);
+        self.kind.checks.equal(&subject, compared, &flight.uses);
         Ok(())
     }
 
@@ -98,13 +108,14 @@ impl Reading<'_, '_> {
         Ok(elements)
     }
 
-    /// Compares `elements` with the subchunks at the positions `round` of a batch.
+    /// Compares `elements` with the subchunks at the positions `round` of a batch, except those that are damaged.
+    /// Returns the position of a subchunk that the host cannot decode, and its error.
     fn compare_elements(
         &self,
         batch: &Batch,
         round: &[usize],
         elements: &[u8],
-    ) -> Result<(), EngineError> {
+    ) -> Result<Option<(usize, EngineError)>, EngineError> {
         let shape: Vec<u64> = (self.reads.grid.subchunk().iter())
             .map(|&extent| extent as u64)
             .collect();
@@ -120,6 +131,7 @@ impl Reading<'_, '_> {
         let subchunks: Vec<(usize, Option<&[u8]>)> = round
             .iter()
             .enumerate()
+            .filter(|(_, at)| !batch.damaged.contains(at))
             .map(|(number, &at)| {
                 let is_stored = batch.slots[at].is_some();
                 let encoded = batch.subchunks[at].content.encoded();
@@ -130,13 +142,22 @@ impl Reading<'_, '_> {
             let elements = elements.get(number * bytes..(number + 1) * bytes);
             comparison.check_decoded(elements.unwrap_or_default(), 0, encoded)
         });
+        let Err((number, unequal)) = compared else {
+            return Ok(None);
+        };
+        let at = *round.get(number).unwrap_or(&0);
         let device = self.session.lane.device_of();
         let checks = (self.reads.engine).checks(device, self.kind, self.job);
-        let number_of = |at: usize| round.get(at).map_or(at, |&at| batch.subchunks[at].number);
-        checks.result_of(
-            Work::Read,
-            compared.map_err(|(at, unequal)| (number_of(at), unequal)),
-            None,
-        )
+        match unequal {
+            Unequal::Failed(error @ EngineError::OutOfMemory { .. }) => Err(error),
+            Unequal::Failed(error) if !matches!(error, EngineError::Checksum { .. }) => {
+                Ok(Some((at, error)))
+            }
+            unequal => {
+                let unequal = (batch.subchunks[at].number, unequal);
+                checks.result_of(Work::Read, Err(unequal), None)?;
+                Ok(None)
+            }
+        }
     }
 }

@@ -8,13 +8,13 @@
 //! | [`PLACED`] | place (kernels) | place of the next batch, and the host | the output, and all buffers of the batch |
 //!
 //! The host waits for the place of a batch before it collects another batch in the same buffers, so that they need
-//! no other edge. Batches are placed in order, also in several streams of kernels: a later box may replace an earlier
-//! one.
+//! no other edge. Batches are placed in order, also in several streams of kernels, because their boxes lie in one
+//! array.
 
 use std::collections::VecDeque;
 
 use super::batch::{Batch, Collecting, InFlight};
-use super::{Content, CudaReads, SubchunkToPlace};
+use super::{Content, CudaReads, Next, SubchunkToPlace};
 use crate::contract::coded_bytes::StoredBytes;
 use crate::contract::{DeviceArray, EngineError, ShardJob};
 use crate::cuda::check_progress::LaneUses;
@@ -52,6 +52,8 @@ const FILLED_PER_SLOT: usize = 4;
 pub(super) enum ReadOutcome {
     /// There are no more subchunks.
     End,
+    /// There is no subchunk yet.
+    NotYet,
     /// This subchunk has a frame of another layout.
     OtherLayout(Box<SubchunkToPlace>),
 }
@@ -109,16 +111,18 @@ impl<'a, 'l> Reading<'a, 'l> {
         })
     }
 
-    /// Reads the subchunks that `next` returns. `damaged` is that of [`CudaReads::read`].
+    /// Reads the subchunks that `next` returns without waiting. `damaged` is that of [`CudaReads::read`].
     pub(super) fn run(
         mut self,
-        next: &mut dyn FnMut() -> Option<SubchunkToPlace>,
+        next: &mut dyn FnMut() -> Next,
         damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
     ) -> Result<ReadOutcome, EngineError> {
         let layout = (self.kind.decompressor.as_ref()).map(|prepared| prepared.layout);
         let outcome = loop {
-            let Some(subchunk) = next() else {
-                break ReadOutcome::End;
+            let subchunk = match next() {
+                Next::Subchunk(subchunk) => *subchunk,
+                Next::NotYet => break ReadOutcome::NotYet,
+                Next::End => break ReadOutcome::End,
             };
             if let Content::Frame(frame, _) = &subchunk.content
                 && Some(frame.layout) != layout
@@ -189,7 +193,6 @@ impl<'a, 'l> Reading<'a, 'l> {
             None => None,
         };
         if let Some(Collecting { batch, .. }) = &mut self.collecting {
-            batch.boxes += subchunk.boxes.len();
             batch.slots.push(slot);
             batch.subchunks.push(subchunk);
         }
@@ -277,10 +280,13 @@ impl<'a, 'l> Reading<'a, 'l> {
         session.order((lane.up, UPLOADED), (stream, UPLOADED_WAIT))?;
         let mut timed = Vec::new();
         let dense = lane.device(regions.dense.part(0..batch.end));
-        self.split(&batch, dense, &mut timed)?;
         let mut answered = None;
         if let Some(decompression) = &decompression {
             decompression.decompress(session, subchunks(&batch), dense, slots, &mut timed)?;
+        }
+        // Undoing a shuffle writes every slot, so the slots that take bytes as they are come after it.
+        self.split(&batch, dense, &mut timed)?;
+        if let Some(decompression) = &decompression {
             if self.checksums() > 0 {
                 let checksums = (self.checksums(), self.reads.grid.subchunk_bytes());
                 verify(session, number, slots, checksums, &mut timed)?;
@@ -303,6 +309,7 @@ impl<'a, 'l> Reading<'a, 'l> {
             answered,
             timed,
             uses,
+            repaired: Vec::new(),
         });
         Ok(())
     }
@@ -419,7 +426,7 @@ impl<'a, 'l> Reading<'a, 'l> {
             session.events.give(answered);
             let failed = self.failed(&flight)?;
             if !failed.is_empty() {
-                self.repair(&mut flight.batch, &failed, damaged)?;
+                self.repair(&mut flight, &failed, damaged)?;
             }
         }
         let encoded = flight.batch.stored();
@@ -428,7 +435,7 @@ impl<'a, 'l> Reading<'a, 'l> {
         let bytes = StoredBytes::new(bytes, encoded.map(<[u8]>::len));
         let stored = flight.batch.stored().count();
         session.counters.read(stored as u64, bytes);
-        self.compare(&flight.batch, &flight.uses)?;
+        self.compare(&mut flight, damaged)?;
         let boxes: Vec<PlacedBox> = flight
             .batch
             .subchunks

@@ -6,10 +6,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::cuda::device::Device;
 use crate::cuda::driver::{DeviceMemory, DriverError};
 use crate::cuda::lanes::Devices;
+
+/// The longest wait for memory that was dropped, if a device has too little.
+const FREED: Duration = Duration::from_secs(2);
 
 /// Memory of a device, which is freed some time after it is dropped.
 pub struct DeviceBuffer {
@@ -27,7 +31,7 @@ impl fmt::Debug for DeviceBuffer {
 
 impl DeviceBuffer {
     /// Allocates `len` bytes of the device with the number `ordinal`. If there is too little memory, frees the idle
-    /// lanes, and tries again.
+    /// lanes, waits a while for memory that was dropped, and tries again.
     pub(super) fn new(devices: &Devices, ordinal: usize, len: usize) -> Result<Self, DriverError> {
         let device = devices.numbered(ordinal)?.clone();
         let allocate = || {
@@ -39,6 +43,7 @@ impl DeviceBuffer {
         let memory = match allocate() {
             Err(error) if error.is_out_of_memory() => {
                 devices.release_idle();
+                device.retired().wait(FREED);
                 allocate()
             }
             allocated => allocated,
@@ -89,28 +94,31 @@ fn retire(device: &Arc<Device>, memory: DeviceMemory) {
     });
 }
 
-/// Frees the retired memory of a device, until there is none.
+/// Frees the retired memory of a device, until there is none. After an error, the rest waits for the next drop.
 fn free_retired(device: &Device) {
-    while let Some(memory) = device.retired().take() {
+    while let Some(mut memory) = device.retired().take() {
         let freed = device.enter().and_then(|entered| {
-            let freed = free_all(device, &memory);
+            let freed = free_all(device, &mut memory);
             drop(entered);
             freed
         });
         if let Err(error) = freed {
             tracing::warn!(%error, "freeing memory of a device");
+            device.retired().give_back(memory);
+            return;
         }
     }
 }
 
-fn free_all(device: &Device, memory: &[DeviceMemory]) -> Result<(), DriverError> {
+/// Frees `memory`, from which it removes each piece.
+fn free_all(device: &Device, memory: &mut Vec<DeviceMemory>) -> Result<(), DriverError> {
     let driver = device.driver();
     device.watch(driver.synchronize_context())?;
-    for &memory in memory {
+    while let Some(piece) = memory.pop() {
         device.check_usable()?;
         // SAFETY: the owner has dropped the memory before the synchronisation began. The owner's contract is that
         // everything which uses the memory was enqueued by then, and it is complete now.
-        device.watch(unsafe { driver.free(memory) })?;
+        device.watch(unsafe { driver.free(piece) })?;
     }
     Ok(())
 }

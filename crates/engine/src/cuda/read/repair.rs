@@ -1,7 +1,7 @@
 //! Subchunks that the device could not decode: the host decodes them, and copies their elements to their slots.
 
 use super::SubchunkToPlace;
-use super::batch::{Batch, InFlight};
+use super::batch::InFlight;
 use super::in_lane::{Reading, UPLOADED, UPLOADED_WAIT, subchunks};
 use crate::contract::EngineError;
 use crate::cuda::kernels::crc32c::Verdict;
@@ -48,11 +48,13 @@ impl Reading<'_, '_> {
     /// Decodes the subchunks in the slots `failed` on the host, and copies their elements to the slots.
     pub(super) fn repair(
         &mut self,
-        batch: &mut Batch,
+        flight: &mut InFlight,
         failed: &[(usize, &'static str)],
         damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let (session, lane) = (self.session, self.session.lane);
+        flight.repaired.extend(failed.iter().map(|(slot, _)| *slot));
+        let batch = &mut flight.batch;
         batch.copied.fill(0);
         let mut contents: Vec<(usize, Vec<u8>)> = Vec::new();
         for (slot, reason) in failed {

@@ -10,6 +10,9 @@ use super::super::testing::run as on;
 use super::*;
 use crate::cuda::driver::simulation::Simulation;
 
+/// Where a box begins and ends in its subchunk, along each axis.
+type Ranges = Vec<(usize, usize)>;
+
 /// Boxes of subchunks, and an array of elements.
 #[derive(Clone, Debug)]
 struct Case {
@@ -25,8 +28,8 @@ struct Case {
     gaps: Vec<usize>,
     /// The elements in front of the array's first one.
     offset: usize,
-    /// The slot of each box, and where the box begins and ends in the subchunk.
-    boxes: Vec<(Option<usize>, Vec<(usize, usize)>)>,
+    /// The slot and the ranges of each box.
+    boxes: Vec<(Option<usize>, Ranges)>,
     seed: u64,
 }
 

@@ -13,7 +13,7 @@ use super::wrong_results::{Change, Operation, alter, flip, lost};
 use super::*;
 use crate::contract::{BoxToPlace, Cname, DeviceArray, EncodedBytes, EncodedShard, Shuffle};
 use crate::cuda::driver::{DeviceSpan, PinnedSpan, PinnedUse, Site, Span};
-use crate::cuda::read::{CudaReads, DeviceBuffer, SubchunkToPlace};
+use crate::cuda::read::{CudaReads, DeviceBuffer, Next, SubchunkToPlace};
 use crate::cuda::{Compressors, DeviceMetrics};
 use crate::fakes::OWN;
 use crate::layout::strides;
@@ -220,7 +220,16 @@ fn read(
             }
         });
     }
-    let mut subchunks = subchunks.into_iter();
+    // Sometimes the next subchunk is not there yet.
+    let (mut subchunks, mut asked) = (subchunks.into_iter(), 0);
+    let mut next = |wait: bool| {
+        asked += 1;
+        if asked % 29 == 0 && !wait {
+            return Next::NotYet;
+        }
+        let next = subchunks.next();
+        next.map_or(Next::End, |subchunk| Next::Subchunk(Box::new(subchunk)))
+    };
     let array = DeviceArray {
         pointer: buffer.pointer(),
         len: boxes.len,
@@ -228,9 +237,7 @@ fn read(
     };
     // SAFETY: nothing else uses the buffer, in which all boxes lie.
     unsafe {
-        reads.read(&job, &array, &mut || subchunks.next(), &mut |_, error| {
-            Err(error)
-        })?;
+        reads.read(&job, &array, &mut next, &mut |_, error| Err(error))?;
     }
     let mut found = vec![0; boxes.len];
     copied(simulation, &buffer, &mut found, false)?;
@@ -327,6 +334,62 @@ fn frames_of_several_layouts() {
         mixed.extents.push(Some(start..mixed.bytes.len()));
     }
     read(&simulation, &reads, &first, &mixed, &Boxes::whole(&first)).expect("reads");
+    drop((engine, reads));
+    assert_all_freed(&simulation);
+}
+
+/// C-Blosc stores noise as it is, so the host decodes some of the subchunks of a batch whose shuffle the device undoes.
+#[test]
+fn noise_among_shuffled_blocks() {
+    let mut shard = Shard::larger();
+    let mut dice = Dice(5);
+    let size = shard.grid.shard().to_vec();
+    for (element, bytes) in shard.elements.chunks_mut(2).enumerate() {
+        let (z, y, x) = (
+            element / (size[1] * size[2]),
+            element / size[2] % size[1],
+            element % size[2],
+        );
+        if (z / 4 + y / 8 + x / 8) % 2 == 0 {
+            bytes.fill_with(|| dice.below(256) as u8);
+        }
+    }
+    for (cname, shuffle) in [
+        (Cname::Zstd, Shuffle::Byte),
+        (Cname::Zstd, Shuffle::Bit),
+        (Cname::Lz4, Shuffle::Byte),
+    ] {
+        let shard = Shard {
+            elements: shard.elements.clone(),
+            ..Shard::larger()
+        };
+        let shard = shard.compressed(0, blosc(cname, shuffle, 2, 0), 1);
+        for schedule in [Schedule::Eager, Schedule::Latest] {
+            let counts = check(&shard, schedule, 3, true);
+            assert!(counts.subchunks_read_on_host > 0, "{counts:?}");
+            if cname == Cname::Zstd {
+                assert!(counts.subchunks_read_on_host < counts.subchunks_read);
+            }
+        }
+    }
+}
+
+/// The host decodes frames for which there is no decompressor: blocks that are no multiples of its alignment, or no
+/// library at all.
+#[test]
+fn frames_without_a_decompressor() {
+    let simulation = simulation(Schedule::Latest);
+    let stage = blosc(Cname::Zstd, Shuffle::Byte, 2, 128);
+    let shard = Shard::larger().compressed(0, stage, 0);
+    let (engine, reads) = reads_on(&simulation, StandIn::Coarse, &shard, true).expect("reads");
+    let encoded = encoded_by_host(&shard);
+    for seed in 0..3 {
+        let boxes = Boxes::any(&shard, &mut Dice(seed));
+        read(&simulation, &reads, &shard, &encoded, &boxes).expect("reads");
+    }
+    let counts = engine.counters().snapshot();
+    assert_eq!(counts.subchunks_read_on_host, counts.subchunks_read);
+    assert!(!counts.fallbacks.is_empty());
     drop((engine, reads));
     assert_all_freed(&simulation);
 }

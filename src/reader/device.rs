@@ -1,0 +1,384 @@
+//! Boxes of the array, in the memory of a device.
+//!
+//! The threads of the reader read the shards and parse the subchunks. When the index of a shard was compared again, they
+//! give its subchunks to the calling thread, which works with the device. So each box is placed once, and no device
+//! decompresses bytes of a shard that was replaced meanwhile. At most [`WAITING`] subchunks wait in between.
+
+use std::fmt;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
+
+use zarrs::array::{ArraySubset, ArraySubsetTraits, DataType};
+use zarrs_storage::{ReadableStorageTraits, StoreKey};
+
+use super::error::Damage;
+use super::request::{self, WantedBox, WantedPart};
+use super::{ArrayReader, DecodedBy, OutputPlace, ReadReport, ReaderError, extents};
+use crate::codec::CudaShardingCodec;
+use crate::plan::{DeviceMemory, DeviceReads, ReadySubchunk};
+use crate::shard::error::engine_is_about_stored_bytes;
+use crate::shard::sharding::Sharding;
+use zarrs_cuda_engine::contract::{BoxToPlace, DeviceArray, EngineError};
+use zarrs_cuda_engine::layout;
+
+/// The most subchunks that wait for the calling thread.
+const WAITING: usize = 64;
+
+/// Elements in the memory of a CUDA device, in C order, each in the byte order of the machine.
+///
+/// All elements are there when a reader returns the tensor: work that is enqueued afterwards, in any stream, finds
+/// them. The memory may be dropped on any thread, while kernels that use it are still queued. It is freed when
+/// everything that was enqueued on the device before the drop is complete.
+pub struct DeviceTensor {
+    memory: DeviceMemory,
+    data_type: DataType,
+    shape: Vec<u64>,
+    strides: Vec<usize>,
+    bytes: usize,
+}
+
+impl fmt::Debug for DeviceTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceTensor")
+            .field("device", &self.device())
+            .field("data_type", &self.data_type)
+            .field("shape", &self.shape)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DeviceTensor {
+    /// Returns the number of the CUDA device.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.memory.device()
+    }
+
+    /// Returns the address of the first element on the device, as a `CUdeviceptr`. The address is aligned to 256 bytes.
+    #[must_use]
+    pub fn pointer(&self) -> u64 {
+        self.memory.pointer()
+    }
+
+    /// Returns the data type of the elements.
+    #[must_use]
+    pub fn data_type(&self) -> &DataType {
+        &self.data_type
+    }
+
+    /// Returns the number of elements along each axis.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Returns the distance from one element to the next along each axis, in bytes.
+    #[must_use]
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// Returns the number of bytes of all elements.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Subchunks on their way to a device.
+pub(super) struct DeviceSink<'a> {
+    reads: &'a DeviceReads,
+    sender: SyncSender<ReadySubchunk>,
+    /// The shard and the number of each subchunk, by its tag.
+    sent: &'a Mutex<Vec<(StoreKey, usize)>>,
+    pub(super) strides: &'a [usize],
+}
+
+impl DeviceSink<'_> {
+    pub(super) fn reads(&self) -> &DeviceReads {
+        self.reads
+    }
+
+    /// Returns a tag for the subchunk `number` of the shard `key`.
+    pub(super) fn tag(&self, key: &StoreKey, number: usize) -> usize {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.push((key.clone(), number));
+        sent.len() - 1
+    }
+
+    /// Gives a subchunk to the calling thread.
+    ///
+    /// # Errors
+    /// The calling thread has failed. It returns another error to the caller.
+    pub(super) fn send(&self, subchunk: ReadySubchunk) -> Result<(), ReaderError> {
+        let sent = self.sender.send(subchunk);
+        sent.map_err(|_| ReaderError::Device {
+            reason: "the device has failed".to_string(),
+        })
+    }
+
+    /// Returns the boxes of the subchunk `number` that `parts` want.
+    pub(super) fn boxes<'p>(
+        &self,
+        sharding: &Sharding,
+        number: usize,
+        parts: impl Iterator<Item = &'p WantedPart>,
+    ) -> Vec<BoxToPlace> {
+        let (grid, origin) = (&sharding.grid, sharding.grid.origin(number));
+        let boxes = parts.map(|part| {
+            let mut placed = BoxToPlace {
+                start: Vec::with_capacity(origin.len()),
+                shape: Vec::with_capacity(origin.len()),
+                target: part.offset,
+            };
+            for (axis, origin) in origin.iter().enumerate() {
+                let first = part.start[axis].max(*origin);
+                let end = part.start[axis] + part.shape[axis];
+                let end = end.min(origin + grid.subchunk()[axis]);
+                placed.start.push(first - origin);
+                placed.shape.push(end.saturating_sub(first));
+                placed.target += (first - part.start[axis]) * self.strides[axis];
+            }
+            placed
+        });
+        boxes.collect()
+    }
+}
+
+impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
+    /// Reads the elements of `subset` into new memory of a CUDA device.
+    ///
+    /// A device must have been asked for by the options of the array's codec, or by the environment: see
+    /// [`Options::with_devices`](crate::Options::with_devices). Of several devices the first usable one is taken.
+    ///
+    /// Encoded subchunks are copied to the device and decoded there, if the array has no compressor, or if
+    /// [`Options::with_device_decode`](crate::Options::with_device_decode) says that its bytes are trusted. Otherwise the
+    /// host decodes them, and the elements are copied. [`explain`](Self::explain) says which. A subchunk that the device
+    /// cannot decode is decoded by the host. The results of the device are compared with those of the host as those of
+    /// whole shards are.
+    ///
+    /// Whole subchunks are read and copied. The reader's subchunk cache is not used. As many shards are read at once as
+    /// [`with_memory`](super::ArrayReaderBuilder::with_memory) has room for their wanted elements; one is read in any
+    /// case.
+    ///
+    /// # Errors
+    /// - [`ReaderError::Device`] if no device was asked for, none can be used, it has too little memory, or it fails.
+    /// - The errors of [`read`](Self::read). Arrays that [zarrs reads](Self::is_by_zarrs) are
+    ///   [`ReaderError::Unsupported`].
+    pub fn read_device(&self, subset: &dyn ArraySubsetTraits) -> Result<DeviceTensor, ReaderError> {
+        let subset = subset.to_array_subset();
+        request::check_inside(self.array(), None, subset.start(), subset.shape())?;
+        let shape = subset.shape().to_vec();
+        self.tensor(shape, |_| vec![WantedBox { subset, offset: 0 }])
+    }
+
+    /// Reads a box of `shape` from each of `origins` into new memory of a CUDA device, as
+    /// [`read_device`](Self::read_device) does. The first axis of the tensor counts the boxes.
+    ///
+    /// # Errors
+    /// The errors of [`read_device`](Self::read_device).
+    pub fn read_boxes_device(
+        &self,
+        origins: &[impl AsRef<[u64]>],
+        shape: &[u64],
+    ) -> Result<DeviceTensor, ReaderError> {
+        let axes = self.array().shape().len();
+        if shape.len() != axes {
+            return Err(ReaderError::OutOfBounds {
+                number: None,
+                start: vec![0; axes],
+                extents: shape.to_vec(),
+                shape: self.array().shape().to_vec(),
+            });
+        }
+        let mut subsets = Vec::with_capacity(origins.len());
+        for (number, origin) in origins.iter().enumerate() {
+            let origin = origin.as_ref();
+            request::check_inside(self.array(), Some(number), origin, shape)?;
+            let ranges = std::iter::zip(origin, shape);
+            let ranges = ranges.map(|(start, extent)| *start..start + extent);
+            subsets.push(ArraySubset::from(ranges));
+        }
+        let mut all = vec![origins.len() as u64];
+        all.extend(shape);
+        self.tensor(all, |step| {
+            let boxes = subsets.into_iter().enumerate();
+            let boxes = boxes.map(|(number, subset)| WantedBox {
+                subset,
+                offset: number.saturating_mul(step),
+            });
+            boxes.collect()
+        })
+    }
+
+    /// Reads boxes into a new tensor of `shape`. `boxes` returns the boxes for the number of bytes of one of them.
+    fn tensor(
+        &self,
+        shape: Vec<u64>,
+        boxes: impl FnOnce(usize) -> Vec<WantedBox>,
+    ) -> Result<DeviceTensor, ReaderError> {
+        let codec = match &self.0.decoded_by {
+            DecodedBy::ThisCrate(codec) => codec,
+            DecodedBy::Zarrs(why) => {
+                return Err(ReaderError::Unsupported {
+                    reason: format!(
+                        "zarrs reads it, to the memory of the host alone: {why}; read it there, and copy the elements"
+                    ),
+                });
+            }
+        };
+        self.check_newer_subchunks(true)?;
+        let size = self.element_size()?;
+        let extents = extents(&shape)?;
+        let is_empty = extents.contains(&0);
+        let bytes = if is_empty {
+            Some(0)
+        } else {
+            product(size, &extents)
+        };
+        let bytes = bytes.ok_or_else(|| super::no_memory_for_box(usize::MAX))?;
+        // The strides of arrays without elements may overflow, and no element has them.
+        let strides = if is_empty {
+            vec![size; extents.len()]
+        } else {
+            layout::strides(&extents, size)
+        };
+        let array = self.array();
+        let axes = array.shape().len();
+        // An axis for the boxes may be in front.
+        let in_box = &strides[strides.len() - axes..];
+        let boxes = boxes(strides.first().copied().unwrap_or(0));
+        let first = request::shards(array, &boxes, in_box)?.into_iter().next();
+        let indices = first.map_or_else(|| vec![0; axes], |shard| shard.indices);
+        // An array without elements may have no chunk.
+        let chunk = match array.chunk_shape(&indices) {
+            Err(_) if is_empty => codec.subchunk_shape().clone(),
+            chunk => chunk?,
+        };
+        let sharding = codec
+            .sharding(&chunk, array.data_type(), array.fill_value())
+            .map_err(|error| ReaderError::Unsupported {
+                reason: error.to_string(),
+            })?;
+        let reads = sharding
+            .choose_reads()
+            .map_err(|error| ReaderError::Device {
+                reason: error.to_string(),
+            })?;
+        let memory = reads
+            .allocate(bytes)
+            .map_err(|error| device_error(&error))?;
+        if bytes > 0 {
+            let output = DeviceArray {
+                pointer: memory.pointer(),
+                len: bytes,
+                strides: in_box.to_vec(),
+            };
+            self.read_to_device(codec, &sharding, &reads, &boxes, &output)?
+                .log();
+        }
+        Ok(DeviceTensor {
+            memory,
+            data_type: array.data_type().clone(),
+            shape,
+            strides,
+            bytes,
+        })
+    }
+
+    /// Reads `boxes` to `output`, memory of the device that nothing else uses.
+    fn read_to_device(
+        &self,
+        codec: &CudaShardingCodec,
+        sharding: &Sharding,
+        reads: &DeviceReads,
+        boxes: &[WantedBox],
+        output: &DeviceArray,
+    ) -> Result<ReadReport, ReaderError> {
+        let settings = &self.0.settings;
+        let (sender, receiver) = sync_channel(WAITING);
+        let sent = Mutex::default();
+        let mut damages: Vec<Damage> = Vec::new();
+        let mut stopped: Option<ReaderError> = None;
+        let strides = &output.strides;
+        std::thread::scope(|scope| {
+            let sink = DeviceSink {
+                reads,
+                sender,
+                sent: &sent,
+                strides,
+            };
+            let thread = std::thread::Builder::new().name("zarrs_cuda device reads".to_string());
+            let reading = thread.spawn_scoped(scope, move || {
+                self.read_from_store(codec, boxes, OutputPlace::Device(&sink))
+            });
+            let reading = reading.map_err(|error| ReaderError::Device {
+                reason: format!("a thread cannot be started: {error}"),
+            })?;
+            let mut damaged = |tag: usize, error: EngineError| {
+                if !engine_is_about_stored_bytes(&error) {
+                    return Err(error);
+                }
+                let sent = sent.lock().unwrap_or_else(PoisonError::into_inner);
+                let (key, number) = sent
+                    .get(tag)
+                    .cloned()
+                    .ok_or(EngineError::Internal("a tag"))?;
+                let damage = Damage::new(key, Some(number), error);
+                if settings.fill_damaged {
+                    damages.push(damage);
+                    return Ok(());
+                }
+                stopped = Some(ReaderError::Damaged(damage));
+                Err(EngineError::Internal("a subchunk is damaged"))
+            };
+            let placed = sharding.with_job(&settings.codec_options, |job| {
+                // SAFETY: the memory was allocated on the device for this call, and is not known to anybody else. The
+                // boxes were checked to be inside the array, and the memory has room for all of them.
+                unsafe { reads.read(job, output, &receiver, &mut damaged) }
+            });
+            // The threads of the reader stop at the next subchunk.
+            drop(receiver);
+            let report = reading.join();
+            if let Err(error) = placed {
+                return Err(stopped.unwrap_or_else(|| device_error(&error)));
+            }
+            match report {
+                Ok(Ok(mut report)) => {
+                    super::metrics::add(&self.0.kept.counters.damaged, damages.len());
+                    report.damaged.append(&mut damages);
+                    Ok(report)
+                }
+                Ok(Err(error)) => Err(error),
+                Err(_) => Err(ReaderError::Device {
+                    reason: "a thread of the reader has panicked".to_string(),
+                }),
+            }
+        })
+    }
+}
+
+impl<TStorage: ?Sized> ArrayReader<TStorage> {
+    /// Describes how boxes are read into the memory of a device, for people; `None` if no device was asked for.
+    pub(super) fn explain_device(&self, codec: &CudaShardingCodec) -> Option<String> {
+        let array = self.array();
+        let chunk = array.chunk_shape(&vec![0; array.shape().len()]).ok()?;
+        let sharding = codec.sharding(&chunk, array.data_type(), array.fill_value());
+        sharding.ok()?.explain_reads()
+    }
+}
+
+fn device_error(error: &EngineError) -> ReaderError {
+    match *error {
+        EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },
+        _ => ReaderError::Device {
+            reason: error.to_string(),
+        },
+    }
+}
+
+/// Returns the product of `size` and `extents`; `None` if it overflows.
+fn product(size: usize, extents: &[usize]) -> Option<usize> {
+    let mut extents = extents.iter();
+    extents.try_fold(size, |all, extent| all.checked_mul(*extent))
+}
