@@ -37,6 +37,7 @@ mod apart;
 mod create;
 mod division;
 mod made;
+mod part;
 mod plan;
 mod status;
 #[cfg(test)]
@@ -45,7 +46,6 @@ mod watch;
 
 use std::fmt;
 use std::num::NonZeroU64;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -55,6 +55,7 @@ pub use self::apart::{Apart, PartApart, RunApart, is_in_parts, must_not_be_in_pa
 pub(crate) use self::create::{Creating, CreatingStore};
 pub(crate) use self::division::starts;
 pub(crate) use self::made::{Made, found};
+pub use self::part::Part;
 use self::plan::MadeApart;
 pub(crate) use self::plan::{PartStart, PlannedNode, RunPlan, Wanted};
 pub use self::status::{MissingPart, RunStatus, status};
@@ -81,59 +82,6 @@ fn done_key() -> Result<StoreKey, StorageError> {
 /// Returns the key of the mark of a part, which counts from 0, of the run whose plan has this name.
 fn mark_key(plan: &str, part: u64) -> Result<StoreKey, StorageError> {
     key(&format!("part-{plan}-{}", part + 1))
-}
-
-/// One part of a run: `3/16` is the third of 16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Counts from 0.
-    number: u64,
-    of: NonZeroU64,
-}
-
-impl Part {
-    /// Returns part `number`, which counts from 1, of a run in `of` parts.
-    ///
-    /// # Errors
-    /// There is no such part.
-    pub fn new(number: u64, of: u64) -> Result<Self, Failure> {
-        match (number.checked_sub(1), NonZeroU64::new(of)) {
-            (Some(number), Some(parts)) if number < of => Ok(Self { number, of: parts }),
-            _ => Err(Failure::usage(format!(
-                "there is no part {number} of {of}: parts count from 1"
-            ))),
-        }
-    }
-
-    /// Returns the number of parts before this one.
-    pub fn number(self) -> u64 {
-        self.number
-    }
-
-    /// Returns the number of parts.
-    pub fn of(self) -> NonZeroU64 {
-        self.of
-    }
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.number + 1, self.of)
-    }
-}
-
-impl FromStr for Part {
-    type Err = Failure;
-
-    fn from_str(text: &str) -> Result<Self, Failure> {
-        let numbers = text.split_once('/');
-        let numbers =
-            numbers.and_then(|(number, of)| Some((number.parse().ok()?, of.parse().ok()?)));
-        let (number, of) = numbers.ok_or_else(|| {
-            Failure::usage(format!("{text} is no part: write 3/16 for the third of 16"))
-        })?;
-        Self::new(number, of)
-    }
 }
 
 /// The output of a run in parts, as one process sees it.
@@ -353,11 +301,11 @@ impl SharedRun {
         if self.goes_on()? {
             let mark = json!({ "part": part.to_string(), "made": made });
             let mark = mark.to_string().into_bytes();
-            let other =
-                mark_key(&self.name, part.number).and_then(|key| self.creating.agree(&key, &mark));
+            let other = mark_key(&self.name, part.number())
+                .and_then(|key| self.creating.agree(&key, &mark));
             // Another process that has done this part has marked the same.
             if let Some(other) = other.map_err(Failure::to(&doing))? {
-                self.unmark(part.number)?;
+                self.unmark(part.number())?;
                 return Err(Failure::not_well(format!(
                     "part {part} of {} has a mark for other shards than are stored: {}",
                     self.place,
