@@ -1,9 +1,9 @@
 """Training: a data set that many processes build, and a loader that reads it for thousands of batches.
 
 Spawned processes write samples into shared shards, in files or in S3, each its own; some are killed and start
-again. Then spawned workers of a loader read random batches by pickled readers, in other types and across the
-edge of the data set, and compare every element with the truth. Memory and threads must not grow, Ctrl-C ends
-a batch and not the worker, and a server that hangs once costs one batch at most.
+again. Then spawned workers of a loader read random batches by pickled readers, and an epoch of crops, in
+other types and across the edge of the data set, and compare every element with the truth. Memory and threads
+must not grow, Ctrl-C ends a batch and not the worker, and a server that hangs once costs one batch at most.
 """
 
 from __future__ import annotations
@@ -219,6 +219,8 @@ def loaded(reader: zarrs_cuda.ArrayReader, work: Work) -> dict[str, float]:
         same(got, expected, f"batch {at} of {reader!r}, boxes of {shape} at {boxes.tolist()}")
         for what, values in seen.items():
             values.append(status(what))
+    failed += loop(reader, work, truth, margin, rng)
+    demand(failed <= work.failures, f"{failed} batches of the loops of {reader!r} have failed")
     if work.batches >= MANY:
         # The first batches are those in which caches and threads become what they are.
         memory = seen["RssAnon"][work.batches // 10 :]
@@ -227,6 +229,45 @@ def loaded(reader: zarrs_cuda.ArrayReader, work: Work) -> dict[str, float]:
     threads = max(seen["Threads"])
     demand(threads <= THREADS, f"{reader!r}: {threads:.0f} threads")
     return {"failed": failed, "interrupted": interrupted} | {what: max(seen[what]) for what in seen}
+
+
+def loop(
+    reader: zarrs_cuda.ArrayReader, work: Work, truth: Values, margin: Any, rng: np.random.Generator
+) -> int:
+    """Read an epoch by a loop over crops, which goes on after errors. Returns how many there were."""
+    shape = (1, *work.crop)
+    count = int(rng.integers(1, 30 * work.size))
+    origins = rng.integers(0, np.array(truth.shape) - shape, (count, 3), endpoint=True)
+    crops = zarrs_cuda.Crops(
+        reader,
+        origins - margin,
+        shape,
+        batch_size=work.size,
+        seed=work.seed,
+        shards_in_flight=int(rng.integers(1, 9)),
+        prefetch=int(rng.integers(1, 4)),
+        memory=int(rng.integers(0, count * np.prod(shape) * 16)),
+        with_numbers=True,
+    )
+    if work.interrupts:
+        interrupt(partial(list, crops), rng)
+    seen: list[int] = []
+    failed, batches = 0, iter(crops)
+    while True:
+        try:
+            for got, numbers in batches:
+                expected = np.stack(
+                    [truth[tuple(map(slice, first, first + shape))] for first in origins[numbers]]
+                )
+                same(got, expected, f"the crops {numbers} of {reader!r}, of {shape} at {origins.tolist()}")
+                seen += numbers.tolist()
+            break
+        except obstore.exceptions.BaseError:
+            failed += 1
+            crops.load_state_dict(crops.state_dict())
+            batches = iter(crops)
+    demand(sorted(seen) == list(range(count)), f"a loop over {count} crops has seen {sorted(seen)}")
+    return failed
 
 
 def interrupt(action: Callable[[], Any], rng: np.random.Generator) -> None:
