@@ -57,9 +57,15 @@ fn download(simulation: &Arc<Simulation>, _: bool) -> Result<(), EngineError> {
     read
 }
 
+/// Reads a shard into memory of the device, which is dropped.
+fn read(simulation: &Arc<Simulation>, _: bool) -> Result<(), EngineError> {
+    super::reading::whole_shard(engine(simulation))
+}
+
 /// Everything that waits for a device.
 fn scenarios() -> Vec<(&'static str, Scenario)> {
-    let mut all: Vec<(&'static str, Scenario)> = vec![("a shard", shard), (DOWNLOAD, download)];
+    let mut all: Vec<(&'static str, Scenario)> =
+        vec![("a shard", shard), ("a read", read), (DOWNLOAD, download)];
     all.extend(STREAMS);
     all
 }

@@ -194,19 +194,14 @@ fn copied(
     Ok(())
 }
 
-/// Reads the boxes of an encoded shard, and compares them with the elements.
-fn read(
-    simulation: &Simulation,
+/// Reads the boxes of an encoded shard to `buffer`.
+fn read_to(
     reads: &CudaReads,
     shard: &Shard,
     encoded: &EncodedShard,
     boxes: &Boxes,
+    buffer: &DeviceBuffer,
 ) -> Result<(), EngineError> {
-    let job = shard.job();
-    let buffer = reads.allocate(boxes.len)?;
-    let mut expected = vec![0xcc; boxes.len];
-    copied(simulation, &buffer, &mut expected, true)?;
-    boxes.copy(shard, &mut expected);
     let mut subchunks: Vec<SubchunkToPlace> = Vec::new();
     for (number, placed) in boxes.of_subchunks(shard).into_iter().enumerate() {
         if placed.is_empty() {
@@ -236,9 +231,32 @@ fn read(
         strides: boxes.strides[1..].to_vec(),
     };
     // SAFETY: nothing else uses the buffer, in which all boxes lie.
-    unsafe {
-        reads.read(&job, &array, &mut next, &mut |_, error| Err(error))?;
-    }
+    unsafe { reads.read(&shard.job(), &array, &mut next, &mut |_, error| Err(error)) }
+}
+
+/// Reads a whole shard with a compressor on `engine`, and drops the elements.
+pub(super) fn whole_shard(engine: CudaEngine) -> Result<(), EngineError> {
+    let shard = Shard::new(0).compressed(1, ZSTD, 1);
+    let engine = engine.for_chain(&shard.chain, decoding(StandIn::Six, true));
+    let reads = engine.reads(0, &shard.grid, &shard.chain)?;
+    let boxes = Boxes::whole(&shard);
+    let buffer = reads.allocate(boxes.len)?;
+    read_to(&reads, &shard, &encoded_by_host(&shard), &boxes, &buffer)
+}
+
+/// Reads the boxes of an encoded shard, and compares them with the elements.
+fn read(
+    simulation: &Simulation,
+    reads: &CudaReads,
+    shard: &Shard,
+    encoded: &EncodedShard,
+    boxes: &Boxes,
+) -> Result<(), EngineError> {
+    let buffer = reads.allocate(boxes.len)?;
+    let mut expected = vec![0xcc; boxes.len];
+    copied(simulation, &buffer, &mut expected, true)?;
+    boxes.copy(shard, &mut expected);
+    read_to(reads, shard, encoded, boxes, &buffer)?;
     let mut found = vec![0; boxes.len];
     copied(simulation, &buffer, &mut found, false)?;
     assert!(found == expected, "wrong elements of {boxes:?}");
