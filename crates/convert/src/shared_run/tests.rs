@@ -48,9 +48,12 @@ enum Step {
 enum LeftOut {
     Nothing,
     LookForDone,
+    CheckFree,
     LookForDoneAgain,
     LookWhetherComplete,
+    LookAtPlan,
     StoreShard,
+    LookAfter,
     LookAtMarks,
     LookBeforeTakingBack,
     StoreDone,
@@ -72,6 +75,8 @@ struct Stored {
     shards: [bool; PARTS],
     /// Whether readers see the output.
     is_shown: bool,
+    /// Whether the output was there before, and is somebody else's.
+    is_foreign: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -95,7 +100,11 @@ fn step(
         Step::LookForDone => Step::FindPlan,
         Step::FindPlan | Step::FindPlanAgain if stored.plan => Step::LookAtPlan,
         Step::FindPlan => Step::CheckFree,
-        Step::CheckFree if stored.is_shown || stored.shards.contains(&true) => Step::FindPlanAgain,
+        Step::CheckFree
+            if (stored.is_shown || stored.shards.contains(&true)) && !left(LeftOut::CheckFree) =>
+        {
+            Step::FindPlanAgain
+        }
         Step::CheckFree => Step::MakePlan,
         Step::FindPlanAgain => Step::LookForDoneAgain,
         Step::LookForDoneAgain if stored.done && !left(LeftOut::LookForDoneAgain) => {
@@ -106,7 +115,7 @@ fn step(
             stored.plan = true;
             Step::LookAtPlan
         }
-        Step::LookAtPlan if !stored.plan => Step::Ended(stored.done),
+        Step::LookAtPlan if !stored.plan && !left(LeftOut::LookAtPlan) => Step::Ended(stored.done),
         Step::LookAtPlan if left(LeftOut::OrderOfMark) => Step::Mark,
         Step::LookAtPlan => Step::StoreShard,
         Step::StoreShard => {
@@ -116,7 +125,9 @@ fn step(
             }
             Step::LookAfter(is_new)
         }
-        Step::LookAfter(is_new) if !stored.plan => Step::LookBeforeTakingBack(is_new),
+        Step::LookAfter(is_new) if !stored.plan && !left(LeftOut::LookAfter) => {
+            Step::LookBeforeTakingBack(is_new)
+        }
         Step::LookBeforeTakingBack(is_new)
             if !stored.done || left(LeftOut::LookBeforeTakingBack) =>
         {
@@ -199,8 +210,18 @@ fn wrong(state: &State) -> Option<&'static str> {
         done,
         shards,
         is_shown,
+        is_foreign,
         ..
     } = &state.stored;
+    if *is_foreign {
+        let changed = Stored {
+            is_foreign: true,
+            is_shown: true,
+            shards: [true; PARTS],
+            ..Stored::default()
+        } != state.stored;
+        return changed.then_some("something is stored beside the output of somebody else");
+    }
     if *is_shown && shards.contains(&false) {
         return Some("readers see an output without a shard");
     }
@@ -245,8 +266,13 @@ fn again(stored: &Stored, left_out: LeftOut) -> Option<&'static str> {
 
 /// Visits all states of processes that do `parts`. Returns the first reason for which the protocol is wrong.
 fn explore(parts: &[usize], left_out: LeftOut) -> Result<usize, &'static str> {
+    explore_from(Stored::default(), parts, left_out)
+}
+
+/// Visits all states of processes that do `parts` and begin with `stored`.
+fn explore_from(stored: Stored, parts: &[usize], left_out: LeftOut) -> Result<usize, &'static str> {
     let first = State {
-        stored: Stored::default(),
+        stored,
         processes: parts
             .iter()
             .map(|part| (*part, Step::LookForDone, false))
@@ -260,7 +286,8 @@ fn explore(parts: &[usize], left_out: LeftOut) -> Result<usize, &'static str> {
             return Err(reason);
         }
         // Each process may be killed here.
-        if stored.insert(state.stored.clone())
+        if !state.stored.is_foreign
+            && stored.insert(state.stored.clone())
             && let Some(reason) = again(&state.stored, left_out)
         {
             return Err(reason);
@@ -291,7 +318,14 @@ fn no_interleaving_loses_a_part() {
 fn each_step_is_needed() {
     // The first look for the record of a complete run saves work: the others are enough. Without the one behind the
     // marks, a process may say that parts are missing of a run that was completed meanwhile; the next one says better.
-    for needless in [LeftOut::LookForDone, LeftOut::LookWhetherComplete] {
+    // The looks at the plan around a shard are for an output that is deleted during a run, which these processes do
+    // not do; a process that is late ends by what it finds behind the marks.
+    for needless in [
+        LeftOut::LookForDone,
+        LeftOut::LookWhetherComplete,
+        LeftOut::LookAtPlan,
+        LeftOut::LookAfter,
+    ] {
         assert_eq!(explore(&[0, 1, 2, 2], needless).err(), None, "{needless:?}");
     }
     let wrong = [
@@ -310,6 +344,20 @@ fn each_step_is_needed() {
         let found = explore(&[0, 1, 2, 2], left_out);
         assert!(found.is_err(), "nothing is wrong without {left_out:?}");
     }
+}
+
+/// The output of somebody else, which has no plan and no record, is left as it is.
+#[test]
+fn the_output_of_somebody_else_stays() {
+    let foreign = || Stored {
+        is_foreign: true,
+        is_shown: true,
+        shards: [true; PARTS],
+        ..Stored::default()
+    };
+    explore_from(foreign(), &[0, 1, 2], LeftOut::Nothing).unwrap();
+    let found = explore_from(foreign(), &[0, 1, 2], LeftOut::CheckFree);
+    assert!(found.is_err(), "nothing is wrong without the check");
 }
 
 #[test]
