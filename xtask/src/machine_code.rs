@@ -64,6 +64,10 @@ const REGISTERS: [(u32, &[&str]); 4] = [
             "crc32",
             "crc32c_append",
             "crc32c_verify",
+            "place_1",
+            "place_2",
+            "place_4",
+            "place_8",
             "scan_whole",
             "scatter_8",
             "shuffle",
@@ -80,6 +84,7 @@ const REGISTERS: [(u32, &[&str]); 4] = [
             "frame_gzip",
             "frame_zstd",
             "gather",
+            "place_16",
             "reduce_bits_16",
             "scatter_16",
             "split",
@@ -92,7 +97,7 @@ const REGISTERS: [(u32, &[&str]); 4] = [
 const DATA_CENTRES: [u32; 4] = [80, 90, 100, 103];
 
 /// Kernels that load and store at least [`WIDE_ACCESSES`] times 128 bits.
-const WIDE: [&str; 4] = ["gather", "scatter_16", "split", "unscatter_16"];
+const WIDE: [&str; 5] = ["gather", "place_16", "scatter_16", "split", "unscatter_16"];
 const WIDE_ACCESSES: u32 = 4;
 
 /// What the machine code of a kernel does.
