@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
-use zarrs::array::{ArraySubset, ArraySubsetTraits, DataType};
+use zarrs::array::{ArraySubsetTraits, DataType};
 use zarrs_storage::{ReadableStorageTraits, StoreKey};
 
 use super::error::Damage;
@@ -191,24 +191,10 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 shape: self.array().shape().to_vec(),
             });
         }
-        let mut subsets = Vec::with_capacity(origins.len());
-        for (number, origin) in origins.iter().enumerate() {
-            let origin = origin.as_ref();
-            request::check_inside(self.array(), Some(number), origin, shape)?;
-            let ranges = std::iter::zip(origin, shape);
-            let ranges = ranges.map(|(start, extent)| *start..start + extent);
-            subsets.push(ArraySubset::from(ranges));
-        }
+        let subsets = self.subsets(origins, shape)?;
         let mut all = vec![origins.len() as u64];
         all.extend(shape);
-        self.tensor(all, |step| {
-            let boxes = subsets.into_iter().enumerate();
-            let boxes = boxes.map(|(number, subset)| WantedBox {
-                subset,
-                offset: number.saturating_mul(step),
-            });
-            boxes.collect()
-        })
+        self.tensor(all, |step| WantedBox::in_steps(subsets, step))
     }
 
     /// Reads boxes into a new tensor of `shape`. `boxes` returns the boxes for the number of bytes of one of them.

@@ -358,6 +358,20 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         shape: &[u64],
         output: &'o mut Output<'_>,
     ) -> Result<(Vec<WantedBox>, ArrayInMemory<'o>), ReaderError> {
+        let subsets = self.subsets(origins, shape)?;
+        let mut shape_of_all = vec![origins.len()];
+        shape_of_all.extend(extents(shape)?);
+        let mut place = output.place(&shape_of_all, self.element_size()?)?;
+        let step = place.strides.remove(0);
+        Ok((WantedBox::in_steps(subsets, step), place))
+    }
+
+    /// Returns the boxes of `shape` at `origins`, which are inside the array.
+    fn subsets(
+        &self,
+        origins: &[impl AsRef<[u64]>],
+        shape: &[u64],
+    ) -> Result<Vec<ArraySubset>, ReaderError> {
         let each = origins.iter().enumerate();
         let subsets = each.map(|(number, origin)| {
             let origin = origin.as_ref();
@@ -366,17 +380,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             let ranges = ranges.map(|(start, extent)| *start..start + extent);
             Ok(ArraySubset::from(ranges))
         });
-        let subsets = subsets.collect::<Result<Vec<_>, ReaderError>>()?;
-        let mut shape_of_all = vec![origins.len()];
-        shape_of_all.extend(extents(shape)?);
-        let mut place = output.place(&shape_of_all, self.element_size()?)?;
-        let step = place.strides.remove(0);
-        let boxes = subsets.into_iter().enumerate();
-        let boxes = boxes.map(|(number, subset)| WantedBox {
-            subset,
-            offset: number.saturating_mul(step),
-        });
-        Ok((boxes.collect(), place))
+        subsets.collect()
     }
 }
 

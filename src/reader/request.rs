@@ -14,6 +14,18 @@ pub(crate) struct WantedBox {
     pub(crate) offset: usize,
 }
 
+impl WantedBox {
+    /// Returns the boxes `subsets`, whose first elements are `step` bytes apart in the output.
+    pub(crate) fn in_steps(subsets: Vec<ArraySubset>, step: usize) -> Vec<Self> {
+        let boxes = subsets.into_iter().enumerate();
+        let boxes = boxes.map(|(number, subset)| Self {
+            subset,
+            offset: number.saturating_mul(step),
+        });
+        boxes.collect()
+    }
+}
+
 /// A shard that has some of the wanted elements.
 #[derive(Debug)]
 pub(crate) struct WantedShard {

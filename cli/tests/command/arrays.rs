@@ -9,7 +9,7 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
 
 /// A directory as a store. zarrs' own codec places subchunks in the order in which its threads
-/// finish; with one thread the order is that of the subchunks, so that tests may compare bytes.
+/// finish. One thread places them in the order of their numbers, so that tests may compare bytes.
 pub(crate) fn store(path: &Path) -> Arc<FilesystemStore> {
     zarrs::config::global_config_mut().set_codec_concurrent_target(1);
     Arc::new(FilesystemStore::new(path).unwrap())

@@ -83,6 +83,19 @@ impl Case {
         said_with_code(&output, code)
     }
 
+    /// Re-encodes one array of the group, as `array`.
+    fn run_array(&self, more: &str, code: i32) -> String {
+        let mut command = program();
+        command
+            .arg("reencode")
+            .arg(self.path("in/a"))
+            .arg(self.path("array"));
+        command
+            .args("--shard 8,8 --subchunk 4,4".split(' '))
+            .args(more.split(' '));
+        said_with_code(&command.output().unwrap(), code)
+    }
+
     fn spawn(&self, out: &str, more: &str) -> Child {
         let mut command = program();
         command.args(self.arguments(out, more));
@@ -380,17 +393,7 @@ fn shards_that_are_lost_after_the_end() {
     case.must_be_complete("out");
     assert_eq!(time(), before);
     // One array.
-    let run = |more: &str, code| {
-        let mut command = program();
-        command
-            .arg("reencode")
-            .arg(case.path("in/a"))
-            .arg(case.path("array"));
-        command
-            .args("--shard 8,8 --subchunk 4,4".split(' '))
-            .args(more.split(' '));
-        said_with_code(&command.output().unwrap(), code)
-    };
+    let run = |more: &str, code| case.run_array(more, code);
     run("--part 1/1", 0);
     fs::remove_file(case.path("array/c/0/0")).unwrap();
     let said = run("--resume", 0);
@@ -674,17 +677,7 @@ fn an_output_with_files_of_others_is_replaced_or_stays() {
         case.run(&out, again, 0);
     }
     // One array, whose parts are not all made.
-    let run = |more: &str, code| {
-        let mut command = program();
-        command
-            .arg("reencode")
-            .arg(case.path("in/a"))
-            .arg(case.path("array"));
-        command
-            .args("--shard 8,8 --subchunk 4,4".split(' '))
-            .args(more.split(' '));
-        said_with_code(&command.output().unwrap(), code)
-    };
+    let run = |more: &str, code| case.run_array(more, code);
     run("--part 1/3", 0);
     fs::write(case.path("array/notes.txt"), "mine").unwrap();
     let mut before = files(&case.path("array"));

@@ -55,12 +55,8 @@ impl<'a> Stored<'a> {
         output: &'a OutputArray,
     ) -> Result<Self, Failure> {
         Ok(Self {
-            place: job.output.to_string(),
-            input,
-            shards: Some(Shards::of(output)?),
-            changes: None,
-            shared: None,
             is_shown: true,
+            ..Self::all(job, input, output)?
         })
     }
 
@@ -72,11 +68,19 @@ impl<'a> Stored<'a> {
         shared: (&'a SharedRun, Part),
     ) -> Result<Self, Failure> {
         Ok(Self {
+            shared: Some(shared),
+            ..Self::all(job, input, output)?
+        })
+    }
+
+    /// Returns all stored shards of `output`.
+    fn all(job: &Job<'_>, input: &'a Input, output: &'a OutputArray) -> Result<Self, Failure> {
+        Ok(Self {
             place: job.output.to_string(),
             input,
             shards: Some(Shards::of(output)?),
             changes: None,
-            shared: Some(shared),
+            shared: None,
             is_shown: false,
         })
     }

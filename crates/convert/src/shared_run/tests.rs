@@ -73,10 +73,16 @@ struct Stored {
     done: bool,
     marks: [bool; PARTS],
     shards: [bool; PARTS],
-    /// Whether readers see the output.
-    is_shown: bool,
-    /// Whether the output was there before, and is somebody else's.
-    is_foreign: bool,
+    /// The output that readers see.
+    shown: Option<Shown>,
+}
+
+/// The maker of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Shown {
+    ByTheRun,
+    /// The output was there before.
+    BySomebodyElse,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -101,7 +107,8 @@ fn step(
         Step::FindPlan | Step::FindPlanAgain if stored.plan => Step::LookAtPlan,
         Step::FindPlan => Step::CheckFree,
         Step::CheckFree
-            if (stored.is_shown || stored.shards.contains(&true)) && !left(LeftOut::CheckFree) =>
+            if (stored.shown.is_some() || stored.shards.contains(&true))
+                && !left(LeftOut::CheckFree) =>
         {
             Step::FindPlanAgain
         }
@@ -165,7 +172,7 @@ fn step(
         Step::LookWhetherComplete if left(LeftOut::OrderOfDone) => Step::StoreDone,
         Step::LookWhetherComplete => Step::Show,
         Step::Show => {
-            stored.is_shown = true;
+            stored.shown = Some(Shown::ByTheRun);
             match left_out {
                 LeftOut::OrderOfDone | LeftOut::OrderOfPlan => Step::DeletePlan,
                 _ => Step::StoreDone,
@@ -204,25 +211,29 @@ fn step(
     (next, misses)
 }
 
+/// Returns a complete output of somebody else.
+fn foreign() -> Stored {
+    Stored {
+        shown: Some(Shown::BySomebodyElse),
+        shards: [true; PARTS],
+        ..Stored::default()
+    }
+}
+
 /// Checks what holds in each state. Returns the reason if it does not.
 fn wrong(state: &State) -> Option<&'static str> {
     let Stored {
         done,
         shards,
-        is_shown,
-        is_foreign,
+        shown,
         ..
     } = &state.stored;
-    if *is_foreign {
-        let changed = Stored {
-            is_foreign: true,
-            is_shown: true,
-            shards: [true; PARTS],
-            ..Stored::default()
-        } != state.stored;
-        return changed.then_some("something is stored beside the output of somebody else");
+    if *shown == Some(Shown::BySomebodyElse) {
+        let is_changed = state.stored != foreign();
+        return is_changed.then_some("something is stored beside the output of somebody else");
     }
-    if *is_shown && shards.contains(&false) {
+    let is_shown = shown.is_some();
+    if is_shown && shards.contains(&false) {
         return Some("readers see an output without a shard");
     }
     if *done && !is_shown {
@@ -255,7 +266,7 @@ fn again(stored: &Stored, left_out: LeftOut) -> Option<&'static str> {
         }
         said = process.1 == Step::Ended(true);
     }
-    if !said || !stored.is_shown {
+    if !said || stored.shown.is_none() {
         return Some("all parts were done again, and the output is not complete");
     }
     if stored.plan || stored.marks.contains(&true) {
@@ -286,7 +297,7 @@ fn explore_from(stored: Stored, parts: &[usize], left_out: LeftOut) -> Result<us
             return Err(reason);
         }
         // Each process may be killed here.
-        if !state.stored.is_foreign
+        if state.stored.shown != Some(Shown::BySomebodyElse)
             && stored.insert(state.stored.clone())
             && let Some(reason) = again(&state.stored, left_out)
         {
@@ -349,12 +360,6 @@ fn each_step_is_needed() {
 /// The output of somebody else, which has no plan and no record, is left as it is.
 #[test]
 fn the_output_of_somebody_else_stays() {
-    let foreign = || Stored {
-        is_foreign: true,
-        is_shown: true,
-        shards: [true; PARTS],
-        ..Stored::default()
-    };
     explore_from(foreign(), &[0, 1, 2], LeftOut::Nothing).unwrap();
     let found = explore_from(foreign(), &[0, 1, 2], LeftOut::CheckFree);
     assert!(found.is_err(), "nothing is wrong without the check");

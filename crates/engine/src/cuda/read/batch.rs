@@ -21,34 +21,31 @@ pub(super) struct Batch {
     pub(super) copied: Vec<u64>,
     /// The number of bytes that were put behind one another for the device.
     pub(super) end: usize,
-    /// The positions of the subchunks that a comparison has found damaged.
-    pub(super) damaged: Vec<usize>,
 }
 
 impl Batch {
-    /// Returns the stored subchunks, each with its slot and its position in `subchunks`.
-    pub(super) fn stored(&self) -> impl Iterator<Item = (usize, usize, &SubchunkToPlace)> {
-        let all = self.subchunks.iter().zip(&self.slots).enumerate();
-        all.filter_map(|(at, (subchunk, slot))| Some(((*slot)?, at, subchunk)))
+    /// Returns the stored subchunks, each with its slot.
+    pub(super) fn stored(&self) -> impl Iterator<Item = (usize, &SubchunkToPlace)> {
+        let all = self.subchunks.iter().zip(&self.slots);
+        all.filter_map(|(subchunk, slot)| Some(((*slot)?, subchunk)))
     }
 
     /// Returns the streams of the batch's frames; `None` if there is no frame.
     pub(super) fn parts(&self) -> Option<CompressedFrameParts> {
         let frames = || {
-            self.stored()
-                .map(|(_, _, subchunk)| match &subchunk.content {
-                    Content::Frame(frame, _) => Some(frame),
-                    _ => None,
-                })
+            self.stored().map(|(_, subchunk)| match &subchunk.content {
+                Content::Frame(frame, _) => Some(frame),
+                _ => None,
+            })
         };
         let layout = frames().flatten().next()?.layout;
         Some(CompressedFrameParts::of_frames(layout, frames()))
     }
 
-    /// Returns the number of stored subchunks that the device has made: those of frames, and without a compressor
-    /// those of stored bytes. Subchunks in the slots `repaired` are the host's.
+    /// Returns the number of stored subchunks that the device has made. The host has made the subchunks in the slots
+    /// `repaired`.
     pub(super) fn made(&self, repaired: &[usize]) -> usize {
-        let by_device = self.stored().filter(|(slot, _, subchunk)| {
+        let by_device = self.stored().filter(|(slot, subchunk)| {
             !matches!(subchunk.content, Content::Decoded(..)) && !repaired.contains(slot)
         });
         by_device.count()

@@ -18,11 +18,12 @@ const COMPARED: Site = Site("record: subchunks were placed for a comparison");
 const COMPARED_WAIT: Site = Site("wait: copies of subchunks for a comparison");
 
 /// The name of the memory of compared elements, in errors.
-const ELEMENTS: &str = "elements to compare with those of a device";
+const ELEMENTS: &str = "elements of a device, to compare them";
 
 impl Reading<'_, '_> {
     /// Compares the subchunks of a batch if a comparison is due. The kernels that decode the batch were enqueued.
-    /// `damaged` is that of [`CudaReads::read`](super::CudaReads::read): the host has the last word on the data.
+    /// `damaged` is told of subchunks that the host cannot decode, which has the last word on the data: see
+    /// [`CudaReads::read`](super::CudaReads::read).
     ///
     /// # Errors
     /// [`EngineError::Device`] if the device is wrong; errors of the device, and of `damaged`.
@@ -48,14 +49,17 @@ impl Reading<'_, '_> {
         let dense = self.session.batch(flight.batch.number).dense;
         let most = (dense.len / bytes.max(1)).max(1);
         let all: Vec<usize> = (0..flight.batch.subchunks.len()).collect();
+        let mut undecoded = Vec::new();
         for round in all.chunks(most) {
             let elements = self.elements(&flight.batch, round, dense)?;
-            while let Some((at, error)) = self.compare_elements(&flight.batch, round, &elements)? {
+            while let Some((at, error)) =
+                self.compare_elements(&flight.batch, (round, &undecoded), &elements)?
+            {
                 damaged(flight.batch.subchunks[at].tag, error)?;
-                flight.batch.damaged.push(at);
+                undecoded.push(at);
             }
         }
-        for at in flight.batch.damaged.drain(..) {
+        for at in undecoded {
             flight.batch.slots[at] = None;
         }
         let compared = flight.batch.made(&flight.repaired) as u64;
@@ -108,12 +112,12 @@ impl Reading<'_, '_> {
         Ok(elements)
     }
 
-    /// Compares `elements` with the subchunks at the positions `round` of a batch, except those that are damaged.
+    /// Compares `elements` with the subchunks at the positions `round` of a batch, except the positions `undecoded`.
     /// Returns the position of a subchunk that the host cannot decode, and its error.
     fn compare_elements(
         &self,
         batch: &Batch,
-        round: &[usize],
+        (round, undecoded): (&[usize], &[usize]),
         elements: &[u8],
     ) -> Result<Option<(usize, EngineError)>, EngineError> {
         let shape: Vec<u64> = (self.reads.grid.subchunk().iter())
@@ -131,7 +135,7 @@ impl Reading<'_, '_> {
         let subchunks: Vec<(usize, Option<&[u8]>)> = round
             .iter()
             .enumerate()
-            .filter(|(_, at)| !batch.damaged.contains(at))
+            .filter(|(_, at)| !undecoded.contains(at))
             .map(|(number, &at)| {
                 let is_stored = batch.slots[at].is_some();
                 let encoded = batch.subchunks[at].content.encoded();

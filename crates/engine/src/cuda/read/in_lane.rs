@@ -111,7 +111,7 @@ impl<'a, 'l> Reading<'a, 'l> {
         })
     }
 
-    /// Reads the subchunks that `next` returns without waiting. `damaged` is that of [`CudaReads::read`].
+    /// Reads the subchunks that `next` returns without waiting. [`CudaReads::read`] says what `damaged` is told.
     pub(super) fn run(
         mut self,
         next: &mut dyn FnMut() -> Next,
@@ -144,6 +144,11 @@ impl<'a, 'l> Reading<'a, 'l> {
         }
         self.uploads.finish(self.session)?;
         Ok(outcome)
+    }
+
+    /// Returns the number of the group of buffers that the batch `number` uses.
+    pub(super) fn group(&self, number: usize) -> usize {
+        number % self.session.sizing.batches.len()
     }
 
     /// Waits until the last batch in a group of buffers is in its place.
@@ -212,7 +217,7 @@ impl<'a, 'l> Reading<'a, 'l> {
             self.place(oldest, damaged)?;
         }
         let number = self.begun;
-        self.wait_for(number % sizing.batches.len())?;
+        self.wait_for(self.group(number))?;
         self.begun += 1;
         self.collecting = Some(Collecting {
             batch: Batch {
@@ -322,7 +327,7 @@ impl<'a, 'l> Reading<'a, 'l> {
             *uses -= before;
         }
         let mut uses = self.session.uses(0, [ring, Vec::new()]);
-        let group = number % self.session.sizing.batches.len();
+        let group = self.group(number);
         uses.classes[0] = vec![0; group];
         uses.classes[0].push(1);
         uses
@@ -430,7 +435,7 @@ impl<'a, 'l> Reading<'a, 'l> {
             }
         }
         let encoded = flight.batch.stored();
-        let encoded = encoded.filter_map(|(_, _, subchunk)| subchunk.content.encoded());
+        let encoded = encoded.filter_map(|(_, subchunk)| subchunk.content.encoded());
         let bytes = self.reads.grid.subchunk_bytes();
         let bytes = StoredBytes::new(bytes, encoded.map(<[u8]>::len));
         let stored = flight.batch.stored().count();
@@ -451,7 +456,7 @@ impl<'a, 'l> Reading<'a, 'l> {
             })
             .collect();
         let (layout, span) = (self.layout.clone(), self.span);
-        let group = flight.batch.number % session.sizing.batches.len();
+        let group = self.group(flight.batch.number);
         self.timed[group].append(&mut flight.timed);
         self.place_boxes(&flight.batch, &boxes, &layout, (self.array.pointer, span))
     }
@@ -467,7 +472,7 @@ impl<'a, 'l> Reading<'a, 'l> {
         let (session, lane) = (self.session, self.session.lane);
         let regions = session.batch(batch.number);
         let (_, stream) = session.workspace(regions);
-        let group = batch.number % session.sizing.batches.len();
+        let group = self.group(batch.number);
         let record = crate::cuda::kernels::place::table_bytes(1, layout.array_strides.len());
         let slots = self.slots(batch);
         let most = regions.boxes.len / record.unwrap_or(usize::MAX).max(1);

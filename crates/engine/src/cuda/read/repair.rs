@@ -103,7 +103,7 @@ impl Reading<'_, '_> {
         self.upload_tables(batch)?;
         let (_, stream) = session.workspace(regions);
         session.order((lane.up, UPLOADED), (stream, UPLOADED_WAIT))?;
-        let group = batch.number % session.sizing.batches.len();
+        let group = self.group(batch.number);
         let mut timed = std::mem::take(&mut self.timed[group]);
         self.split(batch, lane.device(regions.dense.part(0..end)), &mut timed)?;
         self.timed[group] = timed;

@@ -1,7 +1,6 @@
 //! Subchunks into the memory of a device.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
@@ -9,6 +8,7 @@ use zarrs_cuda_testing::effort;
 
 use super::compression::{blosc, compressors, with};
 use super::decompression::is_for_device;
+use super::stream::sites::sites_of;
 use super::wrong_results::{Change, Operation, alter, flip, lost};
 use super::*;
 use crate::contract::{BoxToPlace, Cname, DeviceArray, EncodedBytes, EncodedShard, Shuffle};
@@ -410,22 +410,6 @@ fn frames_without_a_decompressor() {
     assert!(!counts.fallbacks.is_empty());
     drop((engine, reads));
     assert_all_freed(&simulation);
-}
-
-/// Runs work whose violations and failures count. Returns the sites of the simulation.
-fn sites_of(
-    simulation: &Arc<Simulation>,
-    work: impl FnOnce() -> Result<(), EngineError>,
-) -> Result<BTreeSet<Site>, String> {
-    let outcome = catch_unwind(AssertUnwindSafe(work));
-    if let Some(violation) = simulation.violations().first() {
-        return Err(violation.message.clone());
-    }
-    match outcome {
-        Ok(Ok(())) => Ok(simulation.sites()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the elements are wrong".to_string()),
-    }
 }
 
 /// Reads shards of some kinds, also with subchunks on which the compressor fails.

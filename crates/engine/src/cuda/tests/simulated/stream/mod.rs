@@ -6,7 +6,7 @@ mod faults;
 pub(super) mod hangs;
 mod levels;
 mod memory;
-mod sites;
+pub(super) mod sites;
 mod wrong_results;
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;

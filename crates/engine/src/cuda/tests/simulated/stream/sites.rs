@@ -49,7 +49,7 @@ pub(super) fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<()
 }
 
 /// The sites of `work`, or its first failure of any kind.
-pub(super) fn sites_of(
+pub(in crate::cuda::tests::simulated) fn sites_of(
     simulation: &Simulation,
     work: impl FnOnce() -> Result<(), EngineError>,
 ) -> Result<BTreeSet<Site>, String> {
@@ -60,7 +60,7 @@ pub(super) fn sites_of(
     match outcome {
         Ok(Ok(())) => Ok(simulation.sites()),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the encoded bytes are wrong".to_string()),
+        Err(_) => Err("the bytes are wrong".to_string()),
     }
 }
 
