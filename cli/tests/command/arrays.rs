@@ -10,8 +10,13 @@ use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
 
 /// A directory as a store. zarrs' own codec places subchunks in the order in which its threads
 /// finish. One thread places them in the order of their numbers, so that tests may compare bytes.
+/// `Array::store_chunk` asks rayon for the number of threads, not zarrs' configuration.
 pub(crate) fn store(path: &Path) -> Arc<FilesystemStore> {
-    zarrs::config::global_config_mut().set_codec_concurrent_target(1);
+    // A later call is refused, since the pool is there.
+    let _ = rayon::ThreadPoolBuilder::new()
+        .num_threads(1)
+        .build_global();
+    assert_eq!(rayon::current_num_threads(), 1, "threads of zarrs");
     Arc::new(FilesystemStore::new(path).unwrap())
 }
 
