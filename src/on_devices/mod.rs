@@ -14,6 +14,8 @@ mod conformance;
 mod images;
 mod on_gpu;
 mod partial_writes;
+#[allow(unsafe_code)]
+mod placing;
 #[cfg(target_os = "linux")]
 mod processes;
 #[allow(unsafe_code)]

@@ -20,13 +20,13 @@ use zarrs_cuda_engine::cuda::DeviceMetrics;
 use zarrs_cuda_engine::cuda::driver::{Access, PinnedSpan, PinnedUse, Site, Span};
 use zarrs_cuda_engine::fakes::Numbers;
 
-const SHAPE: [u64; 3] = [21, 30, 37];
+pub(super) const SHAPE: [u64; 3] = [21, 30, 37];
 
-fn bytes(endian: &str) -> Value {
+pub(super) fn bytes(endian: &str) -> Value {
     json!({ "name": "bytes", "configuration": { "endian": endian } })
 }
 
-fn zstd() -> Value {
+pub(super) fn zstd() -> Value {
     json!({ "name": "zstd", "configuration": { "level": 1, "checksum": false } })
 }
 
@@ -55,14 +55,14 @@ fn chains() -> Vec<(Value, bool)> {
 }
 
 /// A simulated device, and the engines on it.
-struct OnDevice {
-    simulation: Arc<Simulation>,
-    devices: Arc<Devices>,
-    engines: Engines,
+pub(super) struct OnDevice {
+    pub(super) simulation: Arc<Simulation>,
+    pub(super) devices: Arc<Devices>,
+    pub(super) engines: Engines,
 }
 
 impl OnDevice {
-    fn new(schedule: Schedule) -> Self {
+    pub(super) fn new(schedule: Schedule) -> Self {
         let simulation = simulation(schedule);
         let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
         let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
@@ -73,17 +73,19 @@ impl OnDevice {
         }
     }
 
-    fn counts(&self) -> DeviceMetrics {
+    pub(super) fn counts(&self) -> DeviceMetrics {
         self.devices.counters.snapshot()
     }
 
     /// Checks that no rule was broken, and that all memory is freed at last.
-    fn end(self) {
+    pub(super) fn end(self) {
         let Self {
             simulation,
             devices,
             engines,
         } = self;
+        // Spare memory is kept otherwise.
+        devices.release_idle();
         drop((devices, engines));
         let begin = Instant::now();
         while simulation.live() != Live::default() && begin.elapsed() < Duration::from_secs(20) {
@@ -126,14 +128,14 @@ impl OnDevice {
     }
 }
 
-fn options() -> Options {
+pub(super) fn options() -> Options {
     Options::default()
         .with_device_memory(1 << 30)
         .with_pinned_memory(1 << 30)
         .with_nvcomp(StandIn::Six.path())
 }
 
-fn array_of<S: ?Sized + ReadableWritableStorageTraits + 'static>(
+pub(super) fn array_of<S: ?Sized + ReadableWritableStorageTraits + 'static>(
     store: &Arc<S>,
     codecs: &Value,
     options: Options,
@@ -153,7 +155,10 @@ fn array_of<S: ?Sized + ReadableWritableStorageTraits + 'static>(
 }
 
 /// Stores elements, by the host: some subchunks are empty, and one shard is absent.
-fn fill<S: ?Sized + ReadableWritableStorageTraits + 'static>(store: &Arc<S>, codecs: &Value) {
+pub(super) fn fill<S: ?Sized + ReadableWritableStorageTraits + 'static>(
+    store: &Arc<S>,
+    codecs: &Value,
+) {
     let options = Options::default();
     let engines = Engines::of_process(&options);
     let array = array_of(store, codecs, options, engines);
@@ -173,7 +178,7 @@ fn fill<S: ?Sized + ReadableWritableStorageTraits + 'static>(store: &Arc<S>, cod
         .expect("stores");
 }
 
-fn some_box(numbers: &mut Numbers) -> ArraySubset {
+pub(super) fn some_box(numbers: &mut Numbers) -> ArraySubset {
     let ranges = SHAPE.map(|extent| {
         let start = numbers.below(extent as usize) as u64;
         start..start + 1 + numbers.below((extent - start) as usize) as u64

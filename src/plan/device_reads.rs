@@ -9,7 +9,9 @@ use crate::options::Options;
 use zarrs_cuda_engine::contract::{
     BoxToPlace, DeviceArray, EncodedBytes, EngineError, KnownChain, ShardJob,
 };
-use zarrs_cuda_engine::cuda::{CudaReads, DeviceBuffer, Next, SubchunkToPlace, check_decoding};
+use zarrs_cuda_engine::cuda::{
+    CudaReads, DeviceBuffer, HandOver, Next, SubchunkToPlace, check_decoding,
+};
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
 /// Reads subchunks of one kind into the memory of a device.
@@ -37,6 +39,19 @@ impl DeviceMemory {
     /// Returns the address of the first byte.
     pub(crate) fn pointer(&self) -> u64 {
         self.0.pointer()
+    }
+
+    /// Gives the memory back: see [`DeviceBuffer::release`].
+    ///
+    /// # Errors
+    /// The stream is being captured into a graph, or the driver refuses it.
+    ///
+    /// # Safety
+    /// The requirements of [`DeviceBuffer::release`].
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn release(self, stream: u64) -> Result<(), EngineError> {
+        // SAFETY: this function has the same requirements, which its caller keeps.
+        unsafe { self.0.release(stream) }
     }
 }
 
@@ -83,15 +98,17 @@ impl Engines {
         })
     }
 
-    /// Returns the reads of subchunks of `grid` into the memory of the first device that the user has asked for.
+    /// Returns the reads of subchunks of `grid` into the memory of the CUDA device `device`; without a number, of the
+    /// first device that the user has asked for.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`], with the reason, if the user has asked for no device, or none can be used.
+    /// [`Error::BackendUnavailable`], with the reason, if the user has asked for no device or not for this one, or it
+    /// cannot be used.
     pub(crate) fn choose_reads(
         &self,
         options: &Options,
-        grid: &SubchunkGrid,
-        chain: Result<&KnownChain, &str>,
+        device: Option<usize>,
+        (grid, chain): (&SubchunkGrid, Result<&KnownChain, &str>),
     ) -> Result<DeviceReads, Error> {
         let selected = self.asked(options)?;
         let is_foreign = chain.is_err();
@@ -105,7 +122,15 @@ impl Engines {
         let reads = self.cuda(options, &selected).and_then(|mut engine| {
             engine.limits.pinned_memory = pinned_memory(options, &engine, grid, chain);
             let numbers = engine.numbers()?;
-            let device = *numbers.first().ok_or("no device is usable")?;
+            let device = match device {
+                Some(device) if numbers.contains(&device) => device,
+                Some(device) => {
+                    return Err(format!(
+                        "CUDA device {device} is not among the devices that were asked for and can be used, {numbers:?}"
+                    ));
+                }
+                None => *numbers.first().ok_or("no device is usable")?,
+            };
             let mut compressors = compressors(options);
             compressors.decode = on_device;
             let reads = engine.for_chain(chain, compressors);
@@ -168,6 +193,27 @@ impl DeviceReads {
     /// The device is not usable, or has too little memory.
     pub(crate) fn allocate(&self, len: usize) -> Result<DeviceMemory, EngineError> {
         self.reads.allocate(len).map(DeviceMemory)
+    }
+
+    /// Checks that `len` bytes from the address `pointer` on are memory of the device.
+    ///
+    /// # Errors
+    /// The reason why they are not.
+    pub(crate) fn check_memory(&self, pointer: u64, len: usize) -> Result<(), EngineError> {
+        self.reads.check_memory(pointer, len)
+    }
+
+    /// Begins to hand elements over in the application's `stream`: see [`CudaReads::hand_over`].
+    ///
+    /// # Errors
+    /// The stream is being captured into a graph, or the device is not usable.
+    ///
+    /// # Safety
+    /// The requirements of [`CudaReads::hand_over`].
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn hand_over(&self, stream: u64) -> Result<HandOver<'_>, EngineError> {
+        // SAFETY: this function has the same requirements, which its caller keeps.
+        unsafe { self.reads.hand_over(stream) }
     }
 
     /// Returns a subchunk whose elements are the fill value.

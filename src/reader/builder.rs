@@ -62,6 +62,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
                 gap: None,
                 fill_damaged: false,
                 huge_pages: true,
+                device: None,
             },
         }
     }
@@ -267,6 +268,31 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             newer_subchunks: newer_subchunks.clone(),
             kept: kept.clone(),
         })))
+    }
+
+    /// Returns a reader like this one that reads into the memory of the CUDA device with the number `device`. Both share
+    /// their caches. The device must be among those that the options of the array's codec, or the environment, ask for.
+    #[must_use]
+    pub fn with_device(&self, device: usize) -> Self {
+        let Inner {
+            array,
+            settings,
+            decoded_by,
+            files,
+            newer_subchunks,
+            kept,
+        } = &*self.0;
+        Self(Arc::new(Inner {
+            array: array.with_storage(array.storage()),
+            settings: Settings {
+                device: Some(device),
+                ..settings.clone()
+            },
+            decoded_by: decoded_by.clone(),
+            files: files.clone(),
+            newer_subchunks: newer_subchunks.clone(),
+            kept: kept.clone(),
+        }))
     }
 
     /// Returns the extent along the first axis of a subchunk, or of a chunk if zarrs reads the array.

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use zarrs::array::{ArraySubsetTraits, DataType};
 use zarrs_storage::{ReadableStorageTraits, StoreKey};
@@ -83,6 +83,22 @@ impl DeviceTensor {
     pub fn size(&self) -> usize {
         self.bytes
     }
+
+    /// Gives the memory back. Another read may use it as soon as everything is complete that is in `stream` now: a
+    /// `CUstream` or `cudaStream_t`; 0 for the default stream. Memory that is only dropped waits for all work on the
+    /// device instead.
+    ///
+    /// # Errors
+    /// [`ReaderError::Device`] if the stream is being captured into a graph, or the driver refuses it. The memory is then
+    /// dropped.
+    ///
+    /// # Safety
+    /// The stream belongs to the device's primary context, and is not destroyed during the call. Everything that uses
+    /// the memory is complete, or in this stream now, or in streams for which this stream waits.
+    pub unsafe fn release(self, stream: u64) -> Result<(), ReaderError> {
+        // SAFETY: this function has the same requirements, which its caller keeps.
+        unsafe { self.memory.release(stream) }.map_err(|error| device_error(&error))
+    }
 }
 
 /// Subchunks on their way to a device.
@@ -149,7 +165,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads the elements of `subset` into new memory of a CUDA device.
     ///
     /// A device must have been asked for by the options of the array's codec, or by the environment: see
-    /// [`Options::with_devices`](crate::Options::with_devices). Of several devices the first usable one is taken.
+    /// [`Options::with_devices`](crate::Options::with_devices). Of several devices the first usable one is taken, unless
+    /// [`with_device`](Self::with_device) names another.
     ///
     /// Encoded subchunks are copied to the device and decoded there, if the array has no compressor, or if
     /// [`Options::with_device_decode`](crate::Options::with_device_decode) says that its bytes are trusted. Otherwise the
@@ -203,16 +220,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         shape: Vec<u64>,
         boxes: impl FnOnce(usize) -> Vec<WantedBox>,
     ) -> Result<DeviceTensor, ReaderError> {
-        let codec = match &self.0.decoded_by {
-            DecodedBy::ThisCrate(codec) => codec,
-            DecodedBy::Zarrs(why) => {
-                return Err(ReaderError::Unsupported {
-                    reason: format!(
-                        "zarrs reads it, to the memory of the host alone: {why}; read it there, and copy the elements"
-                    ),
-                });
-            }
-        };
+        let codec = self.codec_for_device()?;
         self.check_newer_subchunks(true)?;
         let size = self.element_size()?;
         let extents = extents(&shape)?;
@@ -234,23 +242,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         // An axis for the boxes may be in front.
         let in_box = &strides[strides.len() - axes..];
         let boxes = boxes(strides.first().copied().unwrap_or(0));
-        let first = request::shards(array, &boxes, in_box)?.into_iter().next();
-        let indices = first.map_or_else(|| vec![0; axes], |shard| shard.indices);
-        // An array without elements may have no chunk.
-        let chunk = match array.chunk_shape(&indices) {
-            Err(_) if is_empty => codec.subchunk_shape().clone(),
-            chunk => chunk?,
-        };
-        let sharding = codec
-            .sharding(&chunk, array.data_type(), array.fill_value())
-            .map_err(|error| ReaderError::Unsupported {
-                reason: error.to_string(),
-            })?;
-        let reads = sharding
-            .choose_reads()
-            .map_err(|error| ReaderError::Device {
-                reason: error.to_string(),
-            })?;
+        let (sharding, reads) = self.device_reads(codec, &boxes, in_box, self.0.settings.device)?;
         let memory = reads
             .allocate(bytes)
             .map_err(|error| device_error(&error))?;
@@ -272,8 +264,53 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         })
     }
 
+    /// Returns the codec of the array, which must be of this crate.
+    pub(super) fn codec_for_device(&self) -> Result<&CudaShardingCodec, ReaderError> {
+        match &self.0.decoded_by {
+            DecodedBy::ThisCrate(codec) => Ok(codec),
+            DecodedBy::Zarrs(why) => Err(ReaderError::Unsupported {
+                reason: format!(
+                    "zarrs reads it, to the memory of the host alone: {why}; read it there, and copy the elements"
+                ),
+            }),
+        }
+    }
+
+    /// Returns the shards of the array, and the reads of `boxes` into the memory of the CUDA device `device`; without a
+    /// number, of the first one. `strides` are those of a box in the output, in bytes.
+    pub(super) fn device_reads(
+        &self,
+        codec: &CudaShardingCodec,
+        boxes: &[WantedBox],
+        strides: &[usize],
+        device: Option<usize>,
+    ) -> Result<(Arc<Sharding>, DeviceReads), ReaderError> {
+        let array = self.array();
+        let first = request::shards(array, boxes, strides)?.into_iter().next();
+        let indices = first.as_ref().map_or_else(
+            || vec![0; array.shape().len()],
+            |shard| shard.indices.clone(),
+        );
+        // An array without elements may have no chunk.
+        let chunk = match array.chunk_shape(&indices) {
+            Err(_) if first.is_none() => codec.subchunk_shape().clone(),
+            chunk => chunk?,
+        };
+        let sharding = codec
+            .sharding(&chunk, array.data_type(), array.fill_value())
+            .map_err(|error| ReaderError::Unsupported {
+                reason: error.to_string(),
+            })?;
+        let reads = sharding
+            .choose_reads(device)
+            .map_err(|error| ReaderError::Device {
+                reason: error.to_string(),
+            })?;
+        Ok((sharding, reads))
+    }
+
     /// Reads `boxes` to `output`, memory of the device that nothing else uses.
-    fn read_to_device(
+    pub(super) fn read_to_device(
         &self,
         codec: &CudaShardingCodec,
         sharding: &Sharding,
@@ -354,7 +391,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     }
 }
 
-fn device_error(error: &EngineError) -> ReaderError {
+pub(super) fn device_error(error: &EngineError) -> ReaderError {
     match *error {
         EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },
         _ => ReaderError::Device {
@@ -364,7 +401,7 @@ fn device_error(error: &EngineError) -> ReaderError {
 }
 
 /// Returns the product of `size` and `extents`; `None` if it overflows.
-fn product(size: usize, extents: &[usize]) -> Option<usize> {
+pub(super) fn product(size: usize, extents: &[usize]) -> Option<usize> {
     let mut extents = extents.iter();
     extents.try_fold(size, |all, extent| all.checked_mul(*extent))
 }

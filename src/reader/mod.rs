@@ -35,6 +35,8 @@ mod by_zarrs;
 mod cache;
 #[allow(unsafe_code)]
 mod device;
+#[allow(unsafe_code)]
+mod device_places;
 mod error;
 mod metrics;
 #[cfg(feature = "ndarray")]
@@ -66,6 +68,7 @@ use zarrs_storage::StoreKey;
 pub use builder::ArrayReaderBuilder;
 use device::DeviceSink;
 pub use device::DeviceTensor;
+pub use device_places::DevicePlace;
 pub use error::{Damage, ReaderError};
 pub use metrics::ReaderMetrics;
 pub use output::Output;
@@ -104,6 +107,8 @@ struct Settings {
     /// Whether damaged subchunks and shards become fill values.
     fill_damaged: bool,
     huge_pages: bool,
+    /// The number of the CUDA device into whose memory elements are read; `None` for the first usable one.
+    device: Option<usize>,
 }
 
 impl Settings {

@@ -107,7 +107,7 @@ impl<'a> Output<'a> {
 }
 
 /// Checks that no two elements overlap, and that all elements are within `len` bytes.
-fn check(
+pub(super) fn check(
     strides: &[usize],
     shape: &[usize],
     element_size: usize,

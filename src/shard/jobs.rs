@@ -50,13 +50,13 @@ impl Sharding {
             .choose_decoder(&codec.options, grid, self.known())
     }
 
-    /// Returns the reads of subchunks into the memory of a device.
+    /// Returns the reads of subchunks into the memory of the CUDA device `device`; without a number, of the first one.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if no device was asked for, or none can be used.
-    pub(crate) fn choose_reads(&self) -> Result<DeviceReads, Error> {
-        let codec = &self.codec;
-        (codec.engines).choose_reads(&codec.options, &self.grid, self.known())
+    pub(crate) fn choose_reads(&self, device: Option<usize>) -> Result<DeviceReads, Error> {
+        let (codec, kind) = (&self.codec, (&self.grid, self.known()));
+        (codec.engines).choose_reads(&codec.options, device, kind)
     }
 
     /// Describes how subchunks are read into the memory of a device, for people; `None` if no device was asked for.

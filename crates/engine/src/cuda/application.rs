@@ -188,6 +188,7 @@ impl LentList {
 
 /// Returns a description of ranges of device memory, as the end of an error's text.
 fn describe(mut ranges: Vec<Range<u64>>) -> String {
+    ranges.retain(|range| !range.is_empty());
     ranges.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
     for range in ranges {

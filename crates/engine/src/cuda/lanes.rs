@@ -6,7 +6,7 @@
 //! | `next_step` | the choice of the next step towards a lane on one device |
 //! | `acquire` | the steps from a request to a lane: begins with a list of them |
 //! | `acquired` | a lane in use, which goes back to the pool on drop |
-//! | `janitor` | the thread that frees idle lanes |
+//! | `janitor` | the thread that frees idle lanes and spare memory |
 //! | `shut_down` | the end of the use of all devices, before the process ends |
 
 mod acquire;
@@ -25,9 +25,11 @@ use super::copiers::Copiers;
 use super::counters::Counters;
 use super::device::{Device, Process};
 use super::driver::{DeviceInfo, Driver, DriverError, Fault, Found};
+use super::freeing::retire;
 use super::lane::Lane;
 use super::numa;
 use super::recent_answers::RecentAnswers;
+use super::retired::{RetiredMemory, SpareMemory};
 use super::sizing::{KindQuestion, ShardKind};
 use super::uses::Uses;
 use crate::contract::{BufferBytes, EngineError};
@@ -386,16 +388,41 @@ impl Devices {
         }
     }
 
-    /// Frees all idle lanes. Lanes in use stay.
+    /// Frees all idle lanes, and lets a thread free the spare memory. Lanes in use stay.
     pub fn release_idle(&self) {
         if self.process.forked() {
             return;
         }
+        self.retire_spare(None);
         let mut idle = Vec::new();
         for (index, of_device) in self.lock().iter_mut().enumerate() {
             idle.extend(of_device.idle.drain(..).map(|idle| (index, idle.lane)));
         }
         self.free(idle);
+    }
+
+    /// Keeps spare memory of a device. A thread frees the oldest if there is too much.
+    pub(super) fn keep_spare(&self, device: &Arc<Device>, spare: SpareMemory) {
+        let until = spare.until;
+        let state = self.lock();
+        let too_much = device.retired().keep(spare);
+        if let Some(until) = until {
+            self.call_janitor(until);
+        }
+        drop(state);
+        if device.unusable().is_none() {
+            retire(device, too_much.map(RetiredMemory::from));
+        }
+    }
+
+    /// Lets a thread free the spare memory that is due at `now`; all of it without a time.
+    fn retire_spare(&self, now: Option<Instant>) {
+        for device in &self.devices {
+            if device.unusable().is_none() {
+                let spare = device.retired().take_spare(now);
+                retire(device, spare.into_iter().map(RetiredMemory::from));
+            }
+        }
     }
 
     /// Frees lanes that were taken out of the pool. Each lane counts as used until it is freed. Leaked memory

@@ -31,7 +31,8 @@
 //! | `encode`, `decode` | a whole shard |
 //! | `engine` | the engine: kinds of shards, prepared once and cached |
 //! | `read` | subchunks into the memory of a device |
-//! | `retired` | memory of a device that its owners have dropped |
+//! | `rows_box` | boxes of rows, copied from one layout to another |
+//! | `retired`, `freeing` | memory of a device that its owners use no more |
 //! | `download` | an application's bytes on a device, for the host |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
 //! | `uses` | how many threads and batches use devices |
@@ -68,6 +69,8 @@ mod enqueue;
 mod frame_checks;
 mod frame_parsing;
 #[allow(unsafe_code)]
+mod freeing;
+#[allow(unsafe_code)]
 pub mod kernels;
 #[allow(unsafe_code)]
 mod lane;
@@ -84,6 +87,7 @@ pub mod read;
 mod recent_answers;
 mod result_checks;
 mod retired;
+mod rows_box;
 #[allow(unsafe_code)]
 pub mod session;
 pub mod sizing;
@@ -107,7 +111,7 @@ pub use eligible::{check_chain, check_decoding, chunks_of_subchunk};
 pub use engine::CudaEngine;
 pub use lanes::{DeviceLimits, Devices};
 pub use metrics::DeviceMetrics;
-pub use read::{CudaReads, DeviceBuffer, Next, SubchunkToPlace};
+pub use read::{CudaReads, DeviceBuffer, HandOver, Next, SubchunkToPlace};
 pub use sizing::Compressors;
 
 use crate::error::{DriverError, Fault};

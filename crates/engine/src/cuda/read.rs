@@ -13,10 +13,13 @@
 //!
 //! Elements are placed only after the host has seen that they are right. Two batches are in flight: the device
 //! decompresses one while the host reads the answers of the other. `batch` has the work of one batch, `in_lane` the
-//! order of batches, `repair` what the host does about subchunks that fail, `compare` the comparison with the host, and `memory` the memory that an output owns.
+//! order of batches, `repair` what the host does about subchunks that fail, `compare` the comparison with the host, `memory`
+//! the memory that an output owns, and `hand_over` the way to memory of an application.
 
 mod batch;
 mod compare;
+#[allow(unsafe_code)]
+mod hand_over;
 #[allow(unsafe_code)]
 mod in_lane;
 #[allow(unsafe_code)]
@@ -40,6 +43,7 @@ use crate::contract::{
 use crate::layout::{SubchunkGrid, strides_in};
 use crate::subchunk::scratch::Scratch;
 use crate::subchunk::stages;
+pub use hand_over::HandOver;
 use in_lane::{ReadOutcome, Reading};
 pub use memory::DeviceBuffer;
 
@@ -141,15 +145,6 @@ impl CudaReads {
     /// Returns whether the device decompresses frames.
     pub fn decompresses(&self) -> bool {
         self.decompresses
-    }
-
-    /// Allocates `len` bytes of the device's memory, and zeroes none of them.
-    ///
-    /// # Errors
-    /// The device is not usable, or has too little memory.
-    pub fn allocate(&self, len: usize) -> Result<DeviceBuffer, EngineError> {
-        let devices = &self.engine.devices;
-        Ok(DeviceBuffer::new(devices, self.device, len)?)
     }
 
     /// Returns a subchunk whose elements are the fill value.

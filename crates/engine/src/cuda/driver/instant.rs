@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
-    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span, StreamId,
+    LibraryCall, MemoryAt, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span,
+    StreamId,
 };
 
 /// The alignment of allocations, in bytes, which the driver promises.
@@ -204,6 +205,17 @@ impl Driver for InstantDevice {
         Ok(())
     }
 
+    unsafe fn copy_rows_in(
+        &self,
+        _: u64,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller keeps the same requirements.
+        unsafe { self.copy_rows(StreamId(0), shape, from, to) }
+    }
+
     unsafe fn is_captured(&self, _: u64) -> Result<bool, DriverError> {
         self.count(|calls| &mut calls.queries);
         Ok(false)
@@ -219,6 +231,12 @@ impl Driver for InstantDevice {
             offset: 0,
             len,
         })
+    }
+
+    /// Every address is in memory of this device, which is as large as addresses are.
+    fn memory_at(&self, _: u64) -> Result<MemoryAt, DriverError> {
+        let (device, bytes) = (self.info.ordinal, 0..u64::MAX);
+        Ok(MemoryAt { device, bytes })
     }
 
     fn wait(&self, _: StreamId, _: EventId, _: Site) -> Result<(), DriverError> {

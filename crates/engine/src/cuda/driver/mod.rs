@@ -161,6 +161,15 @@ impl Span {
     }
 }
 
+/// An allocation of device memory, of any owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryAt {
+    /// The number of the device.
+    pub device: usize,
+    /// The addresses of the bytes.
+    pub bytes: Range<u64>,
+}
+
 /// The shape of a copy of rows: planes of rows of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsShape {
@@ -357,6 +366,22 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// The stream belongs to the device's primary context, and is not destroyed during the call.
     unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError>;
 
+    /// Enqueues a copy of rows of `shape` from `from` to `to`, both in device memory, in a stream that this driver did
+    /// not create. `stream` is the CUDA driver's handle of the stream.
+    ///
+    /// # Errors
+    /// As for [`copy_rows`](Self::copy_rows).
+    ///
+    /// # Safety
+    /// As for [`copy_rows`](Self::copy_rows) and [`record_in`](Self::record_in).
+    unsafe fn copy_rows_in(
+        &self,
+        stream: u64,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), DriverError>;
+
     /// Returns whether a stream that this driver did not create is being captured into a graph.
     /// `stream` is the CUDA driver's handle of the stream.
     ///
@@ -370,6 +395,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns a span of `len` bytes from the address `pointer` on, in device memory that this
     /// driver did not allocate. A wrong address may be reported only when the span is used.
     fn adopt(&self, pointer: u64, len: usize) -> Result<DeviceSpan, DriverError>;
+
+    /// Returns the allocation of device memory, of any owner, that has the address `pointer`.
+    ///
+    /// # Errors
+    /// The address belongs to no device memory.
+    fn memory_at(&self, pointer: u64) -> Result<MemoryAt, DriverError>;
 
     /// Makes operations that are enqueued in `stream` from now on wait for the last record of
     /// `event`.

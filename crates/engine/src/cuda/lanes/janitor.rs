@@ -1,4 +1,4 @@
-//! The thread that frees the lanes that were idle for too long.
+//! The thread that frees the lanes and the spare memory that were idle for too long.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -88,13 +88,20 @@ impl Devices {
         }
     }
 
-    /// Frees the lanes that were idle for too long. Returns whether another idle lane has to be freed later;
+    /// Frees the lanes and the spare memory that were idle for too long. Returns whether more has to be freed later;
     /// otherwise the janitor ends.
     fn give_up_long_idle(&self) -> bool {
         let mut state = self.lock();
         let long_idle = take_long_idle(&mut state);
+        self.retire_spare(Some(Instant::now()));
         let idle = state.iter().flat_map(|of_device| &of_device.idle);
-        let next = idle.filter_map(|idle| idle.until).min();
+        let lanes = idle.filter_map(|idle| idle.until);
+        let usable = self
+            .devices
+            .iter()
+            .filter(|device| device.unusable().is_none());
+        let spare = usable.filter_map(|device| device.retired().next_due());
+        let next = lanes.chain(spare).min();
         if let Some(next) = next {
             self.rest.wake_at(next);
         }

@@ -1,25 +1,34 @@
-//! Device memory that an output owns, and that any thread may give back.
-//!
-//! The owner may drop the memory while kernels of an application still use it, on any thread, in any context, after
-//! the handlers of the process's end, and in a forked child. So dropping calls no function of the driver and waits
-//! for nothing. A thread frees the memory after everything on the device is complete that was enqueued before.
+//! Device memory that an output owns, and that any thread may give back: see [`freeing`](crate::cuda::freeing).
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::CudaReads;
+use crate::contract::EngineError;
 use crate::cuda::device::Device;
-use crate::cuda::driver::{DeviceMemory, DriverError};
+use crate::cuda::driver::{DeviceMemory, DriverError, EventId, Site};
+use crate::cuda::freeing::retire;
 use crate::cuda::lanes::Devices;
+use crate::cuda::retired::{RetiredMemory, SpareMemory};
 
 /// The longest wait for memory that was dropped, if a device has too little.
 const FREED: Duration = Duration::from_secs(2);
 
+/// The record of the event after which an application uses memory no more.
+const RELEASED: Site = Site("record: the application has used the memory");
+
 /// Memory of a device, which is freed some time after it is dropped.
 pub struct DeviceBuffer {
+    devices: Arc<Devices>,
     device: Arc<Device>,
-    memory: DeviceMemory,
+    /// The memory; `None` after it was given back.
+    memory: Option<DeviceMemory>,
     len: usize,
+    /// The number of bytes that are allocated, of which there may be more than `len`.
+    allocated: usize,
+    /// The time for which spare memory is kept; `None` for ever.
+    idle: Option<Duration>,
 }
 
 impl fmt::Debug for DeviceBuffer {
@@ -29,32 +38,52 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-impl DeviceBuffer {
-    /// Allocates `len` bytes of the device with the number `ordinal`. If there is too little memory, frees the idle
-    /// lanes, waits a while for memory that was dropped, and tries again.
-    pub(super) fn new(devices: &Devices, ordinal: usize, len: usize) -> Result<Self, DriverError> {
-        let device = devices.numbered(ordinal)?.clone();
-        let allocate = || {
-            let entered = device.enter()?;
-            let memory = device.watch(device.driver().allocate(len.max(1)));
-            drop(entered);
-            memory
-        };
-        let memory = match allocate() {
+impl CudaReads {
+    /// Returns `len` bytes of the device's memory, with any content. If there is too little memory, frees the idle
+    /// lanes and the spare memory, waits a while for memory that was dropped, and tries again.
+    ///
+    /// # Errors
+    /// The device is not usable, or has too little memory.
+    pub fn allocate(&self, len: usize) -> Result<DeviceBuffer, EngineError> {
+        let devices = &self.engine.devices;
+        let device = devices.numbered(self.device)?.clone();
+        let (memory, allocated) = match spare_or_new(&device, len) {
             Err(error) if error.is_out_of_memory() => {
                 devices.release_idle();
                 device.retired().wait(FREED);
-                allocate()
+                spare_or_new(&device, len)
             }
             allocated => allocated,
         }?;
-        Ok(Self {
+        Ok(DeviceBuffer {
+            devices: devices.clone(),
             device,
-            memory,
+            memory: Some(memory),
             len,
+            allocated,
+            idle: self.engine.limits.idle,
         })
     }
+}
 
+/// Returns memory of at least `len` bytes, and its size.
+fn spare_or_new(device: &Device, len: usize) -> Result<(DeviceMemory, usize), DriverError> {
+    let (driver, len) = (device.driver(), len.max(1));
+    let entered = device.enter()?;
+    let has_happened = |event| driver.query_event(event).unwrap_or(false);
+    let memory = match device.retired().reuse(len, has_happened) {
+        Some(spare) => {
+            let destroyed = driver.destroy_event(spare.after);
+            destroyed.map(|()| (spare.memory, spare.len))
+        }
+        None => driver.allocate(len).map(|memory| (memory, len)),
+    };
+    let memory = device.watch(memory);
+    drop(entered);
+    memory
+}
+
+impl DeviceBuffer {
     /// Returns the number of the device.
     pub fn device(&self) -> usize {
         self.device.info().ordinal
@@ -62,7 +91,7 @@ impl DeviceBuffer {
 
     /// Returns the address of the first byte.
     pub fn pointer(&self) -> u64 {
-        self.memory.0
+        self.memory.map_or(0, |memory| memory.0)
     }
 
     /// Returns the number of bytes.
@@ -74,51 +103,88 @@ impl DeviceBuffer {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// Gives the memory back. It is used again as soon as everything is complete that is in the application's
+    /// `stream` now.
+    ///
+    /// # Errors
+    /// The stream is being captured into a graph, or the driver refuses it. The memory is then dropped.
+    ///
+    /// # Safety
+    /// The stream belongs to the device's primary context, and is not destroyed during the call. Everything that uses
+    /// the memory is complete, or in this stream now, or in streams for which this stream waits.
+    pub unsafe fn release(self, stream: u64) -> Result<(), EngineError> {
+        let device = self.device.clone();
+        let entered = device.enter()?;
+        // SAFETY: this function has the same requirements, which its caller keeps.
+        let after = unsafe {
+            check_not_captured(&device, stream)
+                .and_then(|()| Ok(record_new(&device, stream, RELEASED)?))
+        };
+        drop(entered);
+        self.spare(after?);
+        Ok(())
+    }
+
+    /// Keeps the memory as spare memory that nothing uses after `event`. The event is destroyed with it.
+    pub(super) fn spare(mut self, after: EventId) {
+        let until = self.idle.and_then(|idle| Instant::now().checked_add(idle));
+        if let Some(memory) = self.memory.take() {
+            let len = self.allocated;
+            let spare = SpareMemory {
+                memory,
+                len,
+                after,
+                until,
+            };
+            self.devices.keep_spare(&self.device, spare);
+        }
+    }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         // A forked child, and a process that ends, free nothing; a device in quarantine is not called any more.
-        if self.device.unusable().is_none() {
-            retire(&self.device, self.memory);
+        if let Some(memory) = self.memory.take()
+            && self.device.unusable().is_none()
+        {
+            let event = None;
+            retire(&self.device, [RetiredMemory { memory, event }]);
         }
     }
 }
 
-/// Lets a thread free `memory`.
-fn retire(device: &Arc<Device>, memory: DeviceMemory) {
-    device.retired().add(memory, || {
-        let device = device.clone();
-        let thread = std::thread::Builder::new().name("zarrs_cuda freeing".to_string());
-        thread.spawn(move || free_retired(&device)).is_ok()
-    });
-}
-
-/// Frees the retired memory of a device, until there is none. After an error, the rest waits for the next drop.
-fn free_retired(device: &Device) {
-    while let Some(mut memory) = device.retired().take() {
-        let freed = device.enter().and_then(|entered| {
-            let freed = free_all(device, &mut memory);
-            drop(entered);
-            freed
-        });
-        if let Err(error) = freed {
-            tracing::warn!(%error, "freeing memory of a device");
-            device.retired().give_back(memory);
-            return;
-        }
-    }
-}
-
-/// Frees `memory`, from which it removes each piece.
-fn free_all(device: &Device, memory: &mut Vec<DeviceMemory>) -> Result<(), DriverError> {
-    let driver = device.driver();
-    device.watch(driver.synchronize_context())?;
-    while let Some(piece) = memory.pop() {
-        device.check_usable()?;
-        // SAFETY: the owner has dropped the memory before the synchronisation began. The owner's contract is that
-        // everything which uses the memory was enqueued by then, and it is complete now.
-        device.watch(unsafe { driver.free(piece) })?;
+/// Checks that work may be enqueued in the application's `stream`. The device's context is current on this thread.
+///
+/// # Safety
+/// The stream belongs to the device's primary context, and is not destroyed during the call.
+pub(super) unsafe fn check_not_captured(device: &Device, stream: u64) -> Result<(), EngineError> {
+    // SAFETY: this function has the same requirements, which its caller keeps.
+    let captured = unsafe { device.driver().is_captured(stream) };
+    if device.watch(captured)? {
+        return Err(EngineError::Unsuitable(
+            "the stream is being captured into a graph, which would take this work along: call this before the capture begins, or after it has ended".to_string(),
+        ));
     }
     Ok(())
+}
+
+/// Records a new event in the application's `stream`. The device's context is current on this thread.
+///
+/// # Safety
+/// The requirements of [`check_not_captured`].
+pub(super) unsafe fn record_new(
+    device: &Device,
+    stream: u64,
+    site: Site,
+) -> Result<EventId, DriverError> {
+    let driver = device.driver();
+    let event = device.watch(driver.create_event(false))?;
+    // SAFETY: this function has the same requirements, which its caller keeps.
+    let recorded = device.watch(unsafe { driver.record_in(event, stream, site) });
+    if recorded.is_err() && device.unusable().is_none() {
+        // The first error is the one to report.
+        let _ = device.watch(driver.destroy_event(event));
+    }
+    recorded.map(|()| event)
 }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::padding::{RowsCopy, RowsPlace};
 use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::stream::{DeviceBytes, Reusable};
 use crate::cuda::arena::Region;
-use crate::cuda::driver::{DriverError, EventId, PinnedSpan, Rows, Site, Span};
+use crate::cuda::driver::{DriverError, EventId, PinnedSpan, Site, Span};
 use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::lane::Running;
+use crate::cuda::rows_box::RowsCopy;
 
 /// The record of the event after which everything that the application has enqueued in its stream so far is
 /// complete.
@@ -57,9 +57,9 @@ pub(super) unsafe fn read_from_device(
         let RowsCopy { shape, from, to } = copy;
         let on_device = Span::Device(lane.device(raw.part(to.bytes(shape))));
         let in_pinned = pinned.map(|pinned| Span::Pinned(pinned.part(to.bytes(shape))));
-        let from = rows(from, Span::Device(sub_span(given, from.bytes(shape))));
+        let from = from.in_span(Span::Device(sub_span(given, from.bytes(shape))));
         for target in std::iter::chain([on_device], in_pinned) {
-            let to = rows(to, target);
+            let to = to.in_span(target);
             // SAFETY: the copies write the lane's regions, and read bytes of the application, which does not
             // write these bytes until the event below has happened.
             unsafe {
@@ -74,15 +74,6 @@ pub(super) unsafe fn read_from_device(
     lane.driver.record(event, lane.up, TAKEN)?;
     shared.lent.read_at(&lent, event, lane.driver);
     Ok(reusable)
-}
-
-/// Returns the rows at `place`, whose bytes are `span`.
-fn rows(place: RowsPlace, span: Span) -> Rows {
-    Rows {
-        span,
-        pitch: place.pitch,
-        height: place.height,
-    }
 }
 
 /// An event for which an application waits before it writes its bytes again.

@@ -15,8 +15,9 @@ use std::thread;
 
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_WRITECOMBINED, CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute,
-    CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUgraph, CUhostFn, CUjit_option, CUmodule,
-    CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUgraph, CUhostFn, CUjit_option, CUmemorytype,
+    CUmodule, CUpointer_attribute, CUstream, CUstream_flags, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 };
 
 use super::capture;
@@ -241,6 +242,57 @@ pub unsafe extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> Code {
     call("cuMemFree_v2", Of::Current, |world, device| {
         world.allow()?;
         world.devices[device].free(address, Kind::Device)
+    })
+}
+
+/// As NVIDIA's documentation says, an address that the driver does not know is no error: its attributes are 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuPointerGetAttributes(
+    count: c_uint,
+    attributes: *mut CUpointer_attribute,
+    data: *mut *mut c_void,
+    pointer: CUdeviceptr,
+) -> Code {
+    call("cuPointerGetAttributes", Of::Current, |world, _| {
+        let found = world
+            .devices
+            .iter()
+            .enumerate()
+            .find_map(|(number, device)| {
+                let (first, _) = device.memory.containing(pointer)?;
+                Some((number, first, device.memory.get(first)?))
+            });
+        for at in 0..count as usize {
+            // SAFETY: the caller of the function promises that there are `count` attributes and addresses.
+            let (attribute, to) = unsafe { (*attributes.add(at), *data.add(at)) };
+            match attribute {
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+                    let kind = found.map_or(0, |(_, _, allocation)| match allocation.kind {
+                        Kind::Device => CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint,
+                        Kind::Pinned => CUmemorytype::CU_MEMORYTYPE_HOST as c_uint,
+                    });
+                    write(to.cast::<c_uint>(), kind)?;
+                }
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
+                    let number = found.map_or(-2, |(number, ..)| {
+                        c_int::try_from(number).unwrap_or(c_int::MAX)
+                    });
+                    write(to.cast::<c_int>(), number)?;
+                }
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => {
+                    write(to.cast::<u64>(), found.map_or(0, |(_, first, _)| first))?;
+                }
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => {
+                    let len = found.map_or(0, |(_, _, allocation)| allocation.block.len());
+                    write(to.cast::<usize>(), len)?;
+                }
+                other => {
+                    let message = format!("the attribute {other:?} is not known here");
+                    return wrong(codes::INVALID_VALUE, &message);
+                }
+            }
+        }
+        Ok(())
     })
 }
 

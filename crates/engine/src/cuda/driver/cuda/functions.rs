@@ -13,7 +13,8 @@ use crate::cuda::library::Library;
 use cudarc::driver::sys;
 use cudarc::driver::sys::{
     CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
-    CUjit_option, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUjit_option, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 };
 use std::env;
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
@@ -110,6 +111,7 @@ functions! {
         cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
         cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
         cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void);
+        cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
         cuStreamCreate(*mut CUstream, c_uint);
         cuStreamDestroy_v2(CUstream);
         cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);

@@ -29,13 +29,15 @@ pub(crate) use open::{count, current_device, version};
 
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
-    Found, LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span, StreamId,
+    Found, LibraryCall, MemoryAt, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span,
+    StreamId,
 };
 use arguments::{Arguments, address};
 use codes::{NOT_READY, SUCCESS};
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_WRITECOMBINED, CUctx_st, CUdevice, CUevent, CUevent_flags, CUevent_st,
-    CUstream, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
+    CUmemorytype, CUpointer_attribute, CUstream, CUstream_flags, CUstream_st,
+    CUstreamCaptureStatus,
 };
 use functions::Functions;
 use handles::{Handle, Handles, Kernels};
@@ -118,6 +120,34 @@ impl CudaDriver {
             self.refused(operation(), reason)
         })?;
         Ok(ptr::with_exposed_provenance_mut(address))
+    }
+
+    /// Enqueues a copy of rows in a stream of any owner.
+    ///
+    /// # Safety
+    /// The requirements of [`Driver::copy_rows`]. The stream is not destroyed during the call.
+    unsafe fn copy_rows_raw(
+        &self,
+        stream: CUstream,
+        shape: RowsShape,
+        (from, to): (Rows, Rows),
+        operation: impl Fn() -> String,
+    ) -> Result<(), DriverError> {
+        if shape.len() == 0 {
+            return Ok(());
+        }
+        for rows in [from, to] {
+            rows.check(shape, self.info.largest_pitch)
+                .map_err(|reason| self.refused(operation(), &reason))?;
+        }
+        if matches!((from.span, to.span), (Span::Pinned(_), Span::Pinned(_))) {
+            return Err(self.refused(operation(), "a device copies from or to its own memory"));
+        }
+        let copy = rows::parameters(shape, from, to);
+        self.run(operation, |functions| {
+            // SAFETY: the caller keeps the requirements. The driver reads the parameters before it returns.
+            unsafe { (functions.cuMemcpy3DAsync_v2)(&raw const copy, stream) }
+        })
     }
 
     fn event(
@@ -363,6 +393,37 @@ impl Driver for CudaDriver {
         })
     }
 
+    unsafe fn copy_rows_in(
+        &self,
+        stream: u64,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), DriverError> {
+        let operation = || {
+            format!(
+                "copy {shape:?}: {from:?} to {to:?}, in a stream of the application, {stream:#x}"
+            )
+        };
+        let stream = self.foreign_stream(stream, operation)?;
+        let is_dense = |rows: &Rows| {
+            (rows.pitch, rows.height, rows.span.len()) == (shape.row, shape.rows, shape.len())
+        };
+        if let (Span::Device(source), Span::Device(target)) = (from.span, to.span)
+            && is_dense(&from)
+            && is_dense(&to)
+            && shape.len() > 0
+        {
+            let (source, target) = (address(source), address(target));
+            return self.run(operation, |functions| {
+                // SAFETY: the caller keeps the same requirements, and vouches for the stream.
+                unsafe { (functions.cuMemcpyDtoDAsync_v2)(target, source, shape.len(), stream) }
+            });
+        }
+        // SAFETY: the caller keeps the same requirements, and vouches for the stream.
+        unsafe { self.copy_rows_raw(stream, shape, (from, to), operation) }
+    }
+
     unsafe fn is_captured(&self, stream: u64) -> Result<bool, DriverError> {
         let operation = || format!("ask whether the application's stream {stream:#x} is captured");
         let stream = self.foreign_stream(stream, operation)?;
@@ -392,6 +453,39 @@ impl Driver for CudaDriver {
             offset: 0,
             len,
         })
+    }
+
+    fn memory_at(&self, pointer: u64) -> Result<MemoryAt, DriverError> {
+        let operation = || format!("look for device memory at {pointer:#x}");
+        let (mut kind, mut device, mut start, mut len) = (0_u32, -1_i32, 0_u64, 0_usize);
+        let mut attributes = [
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        ];
+        let mut data: [*mut c_void; 4] = [
+            (&raw mut kind).cast(),
+            (&raw mut device).cast(),
+            (&raw mut start).cast(),
+            (&raw mut len).cast(),
+        ];
+        let (attributes, data) = (attributes.as_mut_ptr(), data.as_mut_ptr());
+        self.run(operation, |functions| {
+            // SAFETY: each attribute has a place of the type that the header names: an enumeration of 32 bits, a
+            // signed number of 32 bits, an address, and a size. The driver writes 0 for an address that it does not know.
+            unsafe { (functions.cuPointerGetAttributes)(4, attributes, data, pointer) }
+        })?;
+        let device = usize::try_from(device).ok();
+        let is_there = kind == CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 && start <= pointer;
+        let bytes = start..start.saturating_add(len as u64);
+        match device {
+            Some(device) if is_there && bytes.contains(&pointer) => Ok(MemoryAt { device, bytes }),
+            _ => Err(self.refused(
+                operation(),
+                "the address belongs to no device memory that the CUDA driver knows",
+            )),
+        }
     }
 
     fn wait(&self, stream: StreamId, event: EventId, site: Site) -> Result<(), DriverError> {
@@ -498,22 +592,9 @@ impl Driver for CudaDriver {
         to: Rows,
     ) -> Result<(), DriverError> {
         let operation = || format!("copy {shape:?}: {from:?} to {to:?}");
-        if shape.len() == 0 {
-            return Ok(());
-        }
-        for rows in [from, to] {
-            rows.check(shape, self.info.largest_pitch)
-                .map_err(|reason| self.refused(operation(), &reason))?;
-        }
-        if matches!((from.span, to.span), (Span::Pinned(_), Span::Pinned(_))) {
-            return Err(self.refused(operation(), "a device copies from or to its own memory"));
-        }
         let stream = self.stream(stream, operation)?;
-        let copy = rows::parameters(shape, from, to);
-        self.run(operation, |functions| {
-            // SAFETY: as for `copy`. The driver reads the parameters before it returns.
-            unsafe { (functions.cuMemcpy3DAsync_v2)(&raw const copy, stream.handle.0) }
-        })
+        // SAFETY: the caller keeps the same requirements. The stream lives while it is held here.
+        unsafe { self.copy_rows_raw(stream.handle.0, shape, (from, to), operation) }
     }
 
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError> {

@@ -41,8 +41,8 @@ use self::state::{Failure, SimulationState};
 use self::trace::Trace;
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
-    LibraryCall, PciAddress, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span,
-    StreamId,
+    LibraryCall, MemoryAt, PciAddress, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site,
+    Span, StreamId,
 };
 pub use zarrs_cuda_emulator::device::{Kind, Schedule};
 
@@ -552,6 +552,20 @@ impl Driver for Simulation {
         })
     }
 
+    unsafe fn copy_rows_in(
+        &self,
+        stream: u64,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), DriverError> {
+        let operation = format_args!("copy {shape:?}: {from:?} to {to:?} in stream {stream}");
+        self.run(CallKind::Use, operation, |state| {
+            state.check_not_captured(stream)?;
+            state.copy_rows(StreamId(stream), shape, from, to)
+        })
+    }
+
     unsafe fn is_captured(&self, stream: u64) -> Result<bool, DriverError> {
         let operation = format_args!("ask whether stream {stream} is captured");
         self.run(CallKind::Use, operation, |state| {
@@ -572,6 +586,15 @@ impl Driver for Simulation {
                 offset,
                 len,
             })
+        })
+    }
+
+    fn memory_at(&self, pointer: u64) -> Result<MemoryAt, DriverError> {
+        let operation = format_args!("look for device memory at {pointer:#x}");
+        let device = self.info.ordinal;
+        self.run(CallKind::Declare, operation, |state| {
+            let bytes = state.allocation_at(pointer)?;
+            Ok(MemoryAt { device, bytes })
         })
     }
 

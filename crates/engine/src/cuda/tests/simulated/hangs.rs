@@ -62,10 +62,19 @@ fn read(simulation: &Arc<Simulation>, _: bool) -> Result<(), EngineError> {
     super::reading::whole_shard(engine(simulation))
 }
 
+/// Reads a shard into memory of an application.
+fn hand_over(simulation: &Arc<Simulation>, _: bool) -> Result<(), EngineError> {
+    super::handing_over::whole_shard(simulation)
+}
+
 /// Everything that waits for a device.
 fn scenarios() -> Vec<(&'static str, Scenario)> {
-    let mut all: Vec<(&'static str, Scenario)> =
-        vec![("a shard", shard), ("a read", read), (DOWNLOAD, download)];
+    let mut all: Vec<(&'static str, Scenario)> = vec![
+        ("a shard", shard),
+        ("a read", read),
+        ("a read for an application", hand_over),
+        (DOWNLOAD, download),
+    ];
     all.extend(STREAMS);
     all
 }

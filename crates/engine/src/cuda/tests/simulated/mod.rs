@@ -6,6 +6,7 @@ mod compression;
 mod decompression;
 mod download;
 mod faults;
+mod handing_over;
 pub(super) mod hangs;
 mod kernels_alone;
 mod lanes;

@@ -27,11 +27,11 @@ const ZSTD: Stage = Stage::Zstd {
 };
 
 /// Numbers that look like random ones.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
     /// Returns a number below `end`, which is at least 1.
-    fn below(&mut self, end: usize) -> usize {
+    pub(super) fn below(&mut self, end: usize) -> usize {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -42,15 +42,15 @@ impl Dice {
 
 /// Boxes of a shard that are read to an array with an axis for the boxes and gaps between rows.
 #[derive(Debug)]
-struct Boxes {
-    shape: Vec<usize>,
-    starts: Vec<Vec<usize>>,
-    strides: Vec<usize>,
-    len: usize,
+pub(super) struct Boxes {
+    pub(super) shape: Vec<usize>,
+    pub(super) starts: Vec<Vec<usize>>,
+    pub(super) strides: Vec<usize>,
+    pub(super) len: usize,
 }
 
 impl Boxes {
-    fn any(shard: &Shard, dice: &mut Dice) -> Self {
+    pub(super) fn any(shard: &Shard, dice: &mut Dice) -> Self {
         let extents = shard.grid.shard();
         let shape: Vec<usize> = extents
             .iter()
@@ -76,7 +76,7 @@ impl Boxes {
     }
 
     /// The whole shard, densely.
-    fn whole(shard: &Shard) -> Self {
+    pub(super) fn whole(shard: &Shard) -> Self {
         let mut shape = vec![1];
         shape.extend(shard.grid.shard());
         Self {
@@ -88,7 +88,7 @@ impl Boxes {
     }
 
     /// Copies the boxes to `array`, one element after the other.
-    fn copy(&self, shard: &Shard, array: &mut [u8]) {
+    pub(super) fn copy(&self, shard: &Shard, array: &mut [u8]) {
         let size = shard.grid.element_size();
         let in_shard = strides(shard.grid.shard(), size);
         for (number, start) in self.starts.iter().enumerate() {
@@ -138,7 +138,7 @@ fn decoding(library: StandIn, decode: bool) -> Compressors {
     }
 }
 
-fn reads_on(
+pub(super) fn reads_on(
     simulation: &Arc<Simulation>,
     library: StandIn,
     shard: &Shard,
@@ -195,7 +195,7 @@ fn copied(
 }
 
 /// Reads the boxes of an encoded shard to `buffer`.
-fn read_to(
+pub(super) fn read_to(
     reads: &CudaReads,
     shard: &Shard,
     encoded: &EncodedShard,
@@ -264,7 +264,7 @@ fn read(
 }
 
 /// Waits until dropped memory is freed, and asserts that nothing is left.
-fn assert_all_freed(simulation: &Simulation) {
+pub(super) fn assert_all_freed(simulation: &Simulation) {
     let begin = Instant::now();
     while simulation.live() != Live::default() && begin.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(1));
@@ -272,7 +272,7 @@ fn assert_all_freed(simulation: &Simulation) {
     assert_clean(simulation);
 }
 
-fn encoded_by_host(shard: &Shard) -> EncodedShard {
+pub(super) fn encoded_by_host(shard: &Shard) -> EncodedShard {
     HostEngine
         .encode(&shard.job(), &shard.elements, 3, 5)
         .expect("encodes")

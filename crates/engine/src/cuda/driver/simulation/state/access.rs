@@ -196,6 +196,21 @@ impl SimulationState {
         self.place(span, Access::Read).map(|_| (memory, offset))
     }
 
+    /// Returns the addresses of the device memory that has an address.
+    pub(crate) fn allocation_at(&self, pointer: u64) -> Result<Range<u64>, Failure> {
+        let found = self
+            .memory
+            .containing(pointer)
+            .and_then(|(address, offset)| {
+                let allocation = self.memory.get(address)?;
+                let len = allocation.block.len();
+                let is_there = allocation.kind == Kind::Device && offset < len;
+                is_there.then(|| address..address + len as u64)
+            });
+        let reason = "the address belongs to no device memory";
+        found.ok_or_else(|| Failure::Fault(Fault::Refused, reason.to_owned()))
+    }
+
     /// Lets these bytes of an allocation be as if they had never been written.
     fn poison(&self, address: u64, written: Vec<Range<usize>>) {
         if let Some(allocation) = self.memory.get(address) {

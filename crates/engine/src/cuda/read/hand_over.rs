@@ -1,0 +1,222 @@
+//! Elements for memory of an application, behind the work in one of its streams.
+//!
+//! ```text
+//! our lanes             subchunks -> a buffer of ours            the host waits for all of it
+//! their stream          what they have enqueued -> copies from the buffer -> what they enqueue later
+//! ```
+//!
+//! So no lane ever waits for the application, and the application's memory is not touched before all elements are
+//! right. The buffer is spare memory as soon as the copies are complete. The call waits for the application's stream
+//! only if as many buffers as [`IN_FLIGHT`] wait for it.
+//!
+//! | edge | producer | consumer | guards |
+//! |---|---|---|---|
+//! | [`HANDED_OVER`] | copies (their stream) | the next user of the buffer | the elements in the buffer |
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::CudaReads;
+use super::memory::{DeviceBuffer, check_not_captured, record_new};
+use crate::contract::{DeviceArray, EngineError};
+use crate::cuda::application::LentMemory;
+use crate::cuda::device::Device;
+use crate::cuda::driver::{DriverError, EventId, MemoryAt, Site, Span};
+use crate::cuda::kernels::spans::sub_span;
+use crate::cuda::rows_box::{RowsBox, RowsCopy};
+use crate::cuda::waits::{Awaited, WaitLimit};
+
+/// The most buffers of a call that wait for the application's stream.
+const IN_FLIGHT: usize = 2;
+
+const HANDED_OVER: Site = Site("record: elements were copied to an application");
+const HANDED_OVER_HOST: Site = Site("synchronise: a buffer for an application");
+
+/// The way of elements to memory of an application, in one of its streams.
+#[derive(Debug)]
+pub struct HandOver<'a> {
+    reads: &'a CudaReads,
+    device: Arc<Device>,
+    stream: u64,
+    /// The buffers whose elements are on their way, the oldest first, each with the event after which they are there.
+    on_their_way: VecDeque<(DeviceBuffer, EventId)>,
+}
+
+impl CudaReads {
+    /// Checks that the `len` bytes from the address `pointer` on are memory of the device.
+    ///
+    /// # Errors
+    /// The reason why they are not.
+    pub fn check_memory(&self, pointer: u64, len: usize) -> Result<(), EngineError> {
+        let device = self.engine.devices.numbered(self.device)?;
+        let entered = device.enter()?;
+        let found = device.watch(device.driver().memory_at(pointer));
+        drop(entered);
+        let wrong = |why: String| {
+            Err(EngineError::Unsuitable(format!(
+                "{len} bytes at {pointer:#x} are not memory of CUDA device {}: {why}",
+                self.device
+            )))
+        };
+        match found {
+            Err(error) if device.unusable().is_some() => Err(error.into()),
+            Err(error) => wrong(error.reason),
+            Ok(MemoryAt { device, .. }) if device != self.device => {
+                wrong(format!("they belong to device {device}"))
+            }
+            Ok(MemoryAt { bytes, .. }) => {
+                let room = bytes.end.saturating_sub(pointer);
+                if room < len as u64 {
+                    return wrong(format!("the allocation there has {room} bytes left"));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Begins to hand elements over in the application's `stream`.
+    ///
+    /// # Errors
+    /// The stream is being captured into a graph, or the device is not usable.
+    ///
+    /// # Safety
+    /// The stream belongs to the device's primary context, and is not destroyed before the result is dropped.
+    pub unsafe fn hand_over(&self, stream: u64) -> Result<HandOver<'_>, EngineError> {
+        let device = self.engine.devices.numbered(self.device)?.clone();
+        let entered = device.enter()?;
+        // SAFETY: this function has the same requirements, which its caller keeps.
+        let checked = unsafe { check_not_captured(&device, stream) };
+        drop(entered);
+        checked?;
+        Ok(HandOver {
+            reads: self,
+            device,
+            stream,
+            on_their_way: VecDeque::new(),
+        })
+    }
+}
+
+impl HandOver<'_> {
+    /// Returns a buffer of `len` bytes, with any content.
+    ///
+    /// # Errors
+    /// The device is not usable, or has too little memory.
+    pub fn buffer(&mut self, len: usize) -> Result<DeviceBuffer, EngineError> {
+        if self.on_their_way.len() >= IN_FLIGHT {
+            self.wait_for_oldest()?;
+        }
+        self.reads.allocate(len)
+    }
+
+    /// Waits until the application's stream has copied the oldest buffer, for any time.
+    fn wait_for_oldest(&mut self) -> Result<(), EngineError> {
+        let Some((buffer, event)) = self.on_their_way.pop_front() else {
+            return Ok(());
+        };
+        // The application's work may take any time. The copy is part of it.
+        let lent = LentMemory::new();
+        lent.lend(0..0, event);
+        let limit = WaitLimit {
+            time: self.reads.engine.limits.timeout,
+            lent: Some(&lent),
+        };
+        let device = &self.device;
+        let entered = device.enter()?;
+        let waited = device.wait(Awaited::Event(event), HANDED_OVER_HOST, limit);
+        drop(entered);
+        // The buffer is the next one, unless the wait has failed.
+        buffer.spare(event);
+        Ok(waited?)
+    }
+
+    /// Copies boxes of elements from `buffer` to the application's memory, in the application's stream. Each box has
+    /// the offset at which it begins in the buffer, its shape and its strides there, in bytes, and its place.
+    ///
+    /// # Errors
+    /// The errors of the driver. Some of the boxes may have been copied.
+    ///
+    /// # Safety
+    /// The places are memory of the device, in which all elements of the boxes lie. The application does not free them
+    /// before its stream is through, and nothing else uses them but work that its stream orders.
+    pub unsafe fn copy<'p>(
+        &mut self,
+        buffer: DeviceBuffer,
+        boxes: impl IntoIterator<Item = (usize, &'p [usize], &'p [usize], &'p DeviceArray)>,
+    ) -> Result<(), EngineError> {
+        let device = self.device.clone();
+        let entered = device.enter()?;
+        let size = self.reads.grid.element_size();
+        let mut copied = Ok(());
+        for (from, shape, strides, to) in boxes {
+            let rows = rows(from, (shape, size), strides, &to.strides);
+            // SAFETY: the caller keeps the requirements of this function.
+            copied = unsafe { self.copy_box(&buffer, &rows, to) };
+            if copied.is_err() {
+                break;
+            }
+        }
+        // SAFETY: the caller of `hand_over` vouches for the stream.
+        let event = copied.and_then(|()| unsafe { record_new(&device, self.stream, HANDED_OVER) });
+        drop(entered);
+        // After an error, the buffer is dropped, and freed when everything on the device is complete.
+        self.on_their_way.push_back((buffer, event?));
+        Ok(())
+    }
+
+    /// Enqueues the copies of one box.
+    ///
+    /// # Safety
+    /// The requirements of [`copy`](Self::copy).
+    unsafe fn copy_box(
+        &self,
+        buffer: &DeviceBuffer,
+        rows: &RowsBox,
+        to: &DeviceArray,
+    ) -> Result<(), DriverError> {
+        let driver = self.device.driver();
+        let source = driver.adopt(buffer.pointer(), buffer.len())?;
+        let target = driver.adopt(to.pointer, to.len)?;
+        for RowsCopy { shape, from, to } in rows.copies(driver.device().largest_pitch) {
+            let span = |span, bytes| Span::Device(sub_span(span, bytes));
+            let from = from.in_span(span(source, from.bytes(shape)));
+            let to = to.in_span(span(target, to.bytes(shape)));
+            // SAFETY: the buffer lives until the event behind these copies has happened. The caller vouches for the
+            // place, and the caller of `hand_over` for the stream.
+            let copied = unsafe { driver.copy_rows_in(self.stream, shape, from, to) };
+            self.device.watch(copied)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HandOver<'_> {
+    fn drop(&mut self) {
+        for (buffer, event) in self.on_their_way.drain(..) {
+            buffer.spare(event);
+        }
+    }
+}
+
+/// Returns the rows of a box of elements of `size` bytes, from the offset `from` of a buffer to the begin of a place.
+fn rows(
+    from: usize,
+    (shape, size): (&[usize], usize),
+    from_strides: &[usize],
+    to_strides: &[usize],
+) -> RowsBox {
+    let strides = std::iter::zip(from_strides, to_strides);
+    let mut axes: Vec<(usize, (&usize, &usize))> =
+        std::iter::zip(shape.iter().copied(), strides).collect();
+    // Few copies take the fastest axis last.
+    axes.sort_by_key(|(_, (_, to))| std::cmp::Reverse(**to));
+    let bytes = (size, (&1, &1));
+    let axes = || axes.iter().chain([&bytes]);
+    RowsBox {
+        from,
+        to: 0,
+        shape: axes().map(|(extent, _)| *extent).collect(),
+        from_strides: axes().map(|(_, (from, _))| **from).collect(),
+        to_strides: axes().map(|(_, (_, to))| **to).collect(),
+    }
+}

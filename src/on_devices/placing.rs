@@ -1,0 +1,332 @@
+//! Boxes that are read into memory of an application on a simulated device: the elements are those that the host reads.
+
+use serde_json::json;
+use zarrs::array::{Array, ArraySubset};
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
+
+use super::reading::{OnDevice, SHAPE, array_of, bytes, fill, options, some_box, zstd};
+use super::*;
+use crate::plan::{EngineRule, Engines};
+use crate::reader::{ArrayReader, DevicePlace, ReaderError};
+use zarrs_cuda_engine::cuda::driver::{
+    Access, DeviceMemory, DeviceSpan, PinnedSpan, PinnedUse, Site, Span, StreamId,
+};
+use zarrs_cuda_engine::fakes::Numbers;
+
+const DONE: Site = Site("test: the application's stream");
+const FILLED: u8 = 0xcc;
+
+/// Memory of an application, filled by its stream, and the bytes that are expected there.
+struct Memory<'a> {
+    simulation: &'a Simulation,
+    stream: StreamId,
+    memory: DeviceMemory,
+    expected: Vec<u8>,
+}
+
+impl<'a> Memory<'a> {
+    fn new(simulation: &'a Simulation, len: usize) -> Self {
+        simulation.enter().unwrap();
+        let stream = simulation.create_stream().unwrap();
+        let memory = simulation.allocate(len).unwrap();
+        let span = DeviceSpan {
+            memory,
+            offset: 0,
+            len,
+        };
+        // SAFETY: the memory lives until the stream was synchronised.
+        unsafe { simulation.fill(stream, span, FILLED) }.unwrap();
+        simulation.leave().unwrap();
+        Self {
+            simulation,
+            stream,
+            memory,
+            expected: vec![FILLED; len],
+        }
+    }
+
+    /// Returns a place at `offset`.
+    fn place(&self, offset: usize, strides: &[usize]) -> DevicePlace {
+        DevicePlace {
+            device: 0,
+            pointer: self.memory.0 + offset as u64,
+            len: self.expected.len() - offset,
+            strides: strides.to_vec(),
+            stream: self.stream.0,
+        }
+    }
+
+    /// Expects the elements of a box at a place.
+    fn expect<S: ?Sized + ReadableStorageTraits + 'static>(
+        &mut self,
+        reader: &ArrayReader<S>,
+        subset: &ArraySubset,
+        place: &DevicePlace,
+    ) {
+        let elements: Vec<u16> = reader.read(subset).expect("reads");
+        let start = (place.pointer - self.memory.0) as usize;
+        let shape: Vec<usize> = subset.shape().iter().map(|n| *n as usize).collect();
+        for (number, element) in elements.iter().enumerate() {
+            let (mut rest, mut at) = (number, start);
+            for axis in (0..shape.len()).rev() {
+                at += rest % shape[axis] * place.strides[axis];
+                rest /= shape[axis];
+            }
+            self.expected[at..at + 2].copy_from_slice(&element.to_ne_bytes());
+        }
+    }
+
+    /// Waits for the stream, compares, and frees everything.
+    fn end(self) {
+        let Self {
+            simulation,
+            stream,
+            memory,
+            expected,
+        } = self;
+        let len = expected.len();
+        simulation.enter().unwrap();
+        let pinned = simulation
+            .allocate_pinned(len, PinnedUse::FromDevice)
+            .unwrap();
+        let to = PinnedSpan {
+            memory: pinned,
+            offset: 0,
+            len,
+        };
+        let from = DeviceSpan {
+            memory,
+            offset: 0,
+            len,
+        };
+        let mut found = vec![0; len];
+        // SAFETY: the memory lives until the stream was synchronised, and nothing else uses it.
+        unsafe {
+            simulation
+                .copy(stream, Span::Device(from), Span::Pinned(to))
+                .unwrap();
+            simulation.synchronize_stream(stream, DONE).unwrap();
+            simulation.host_access(to, Access::Read).unwrap();
+            found
+                .as_mut_ptr()
+                .copy_from_nonoverlapping(pinned.0.as_ptr(), len);
+            simulation.free_pinned(pinned).unwrap();
+            simulation.free(memory).unwrap();
+        }
+        simulation.destroy_stream(stream).unwrap();
+        simulation.leave().unwrap();
+        assert!(found == expected, "wrong elements, or bytes between them");
+    }
+}
+
+/// An array with zstd on a device, and its reader.
+fn reader(on: &OnDevice) -> (Array<MemoryStore>, ArrayReader<MemoryStore>) {
+    let codecs = json!([bytes("little"), zstd()]);
+    let store = Arc::new(MemoryStore::new());
+    fill(&store, &codecs);
+    let options = options().with_device_decode(true);
+    let array = array_of(&store, &codecs, options, on.engines.clone());
+    let reader = ArrayReader::builder(&array).build().expect("suits");
+    (array, reader)
+}
+
+/// Returns strides for `shape` with some order of axes, and gaps, and the number of bytes that they span.
+fn some_strides(shape: &[u64], numbers: &mut Numbers) -> (Vec<usize>, usize) {
+    let mut axes: Vec<usize> = (0..shape.len()).collect();
+    for at in 0..axes.len() {
+        let other = numbers.below(axes.len());
+        axes.swap(at, other);
+    }
+    let (mut strides, mut step) = (vec![0; axes.len()], 2);
+    for axis in axes {
+        step += 2 * numbers.below(3) * numbers.below(2);
+        strides[axis] = step;
+        step *= shape[axis] as usize;
+    }
+    (strides, step)
+}
+
+#[test]
+fn boxes_of_every_layout() {
+    for seed in 0..12 {
+        let mut numbers = Numbers::new(seed);
+        let on = OnDevice::new(schedule_of(seed));
+        let (array, reader) = reader(&on);
+        let mut memories = Vec::new();
+        let (mut boxes, mut places) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            // Boxes of one shape, and others, in one stream.
+            let shape = [5, 7, 4];
+            let (strides, len) = some_strides(&shape, &mut numbers);
+            let mut memory = Memory::new(&on.simulation, 3 * len + 5000);
+            for number in 0..3 {
+                let ranges = std::iter::zip(SHAPE, shape).map(|(extent, len)| {
+                    let start = numbers.below((extent - len) as usize) as u64;
+                    start..start + len
+                });
+                let subset = ArraySubset::from(ranges.collect::<Vec<_>>());
+                let place = memory.place(number * len, &strides);
+                memory.expect(&reader, &subset, &place);
+                boxes.push(subset);
+                places.push(place);
+            }
+            memories.push(memory);
+            let subset = some_box(&mut numbers);
+            let (strides, len) = some_strides(subset.shape(), &mut numbers);
+            let mut memory = Memory::new(&on.simulation, len);
+            let place = memory.place(0, &strides);
+            memory.expect(&reader, &subset, &place);
+            boxes.push(subset);
+            places.push(place);
+            memories.push(memory);
+        }
+        let most = [usize::MAX, 1, 1000, 5000][numbers.below(4)];
+        // SAFETY: the streams live, and order the use of the memory.
+        let read = unsafe { reader.read_pieces_into_device(&boxes, &places, most) };
+        read.unwrap_or_else(|error| panic!("{seed}: {error}"));
+        for memory in memories {
+            memory.end();
+        }
+        assert_eq!(on.counts().subchunks_read_on_host, 0);
+        drop((reader, array));
+        on.end();
+    }
+}
+
+/// Two views of one memory, side by side: their bytes take turns.
+#[test]
+fn places_between_each_other() {
+    let on = OnDevice::new(Schedule::Latest);
+    let (array, reader) = reader(&on);
+    let mut memory = Memory::new(&on.simulation, 6 * 20 * 10 * 2);
+    let strides = [20 * 10 * 2, 10 * 2, 2];
+    let boxes = [[0..6, 0..20, 0..5], [1..7, 3..23, 30..35]].map(|b| ArraySubset::from(b.to_vec()));
+    let places = [memory.place(0, &strides), memory.place(10, &strides)];
+    for (subset, place) in std::iter::zip(&boxes, &places) {
+        memory.expect(&reader, subset, place);
+    }
+    // SAFETY: the stream lives, and orders the use of the memory.
+    unsafe { reader.read_into_device(&boxes, &places) }.expect("reads");
+    memory.end();
+    drop((reader, array));
+    on.end();
+}
+
+/// Nothing is read, and nothing is written, if a place is wrong.
+#[test]
+fn wrong_places_are_refused() {
+    let on = OnDevice::new(Schedule::Latest);
+    let (array, reader) = reader(&on);
+    let memory = Memory::new(&on.simulation, 4096);
+    let subset = || ArraySubset::from(vec![0..4, 0..5, 0..6]);
+    let strides = [60, 12, 2];
+    let place = |offset| memory.place(offset, &strides);
+    let wrong = |change: &dyn Fn(&mut DevicePlace)| {
+        let mut wrong = place(0);
+        change(&mut wrong);
+        vec![wrong]
+    };
+    let refused = |places: &[DevicePlace], why: &str| {
+        let boxes = vec![subset(); places.len()];
+        // SAFETY: the stream lives, and orders the use of the memory.
+        let error = unsafe { reader.read_into_device(&boxes, places) }.expect_err(why);
+        assert!(error.to_string().contains(why), "{error}");
+    };
+    refused(&wrong(&|place| place.device = 3), "CUDA device 3");
+    refused(&wrong(&|place| place.len = 239), "ends at byte 240");
+    refused(
+        &wrong(&|place| place.strides = vec![60, 12]),
+        "one for each axis",
+    );
+    refused(&wrong(&|place| place.strides = vec![60, 12, 1]), "overlap");
+    refused(&wrong(&|place| place.pointer = 4096), "no device memory");
+    refused(&wrong(&|place| place.pointer += 4000), "bytes left");
+    refused(&[place(0), place(238)], "overlap");
+    let mut other = place(2);
+    other.strides = vec![120, 24, 4];
+    refused(&[place(0), other], "may overlap");
+    let mut other = place(240);
+    other.device = 1;
+    refused(&[place(0), other], "one device at a time");
+    on.simulation.capture(memory.stream, true);
+    refused(&[place(0)], "captured");
+    on.simulation.capture(memory.stream, false);
+    // SAFETY: as above.
+    let error = unsafe { reader.read_into_device(&[subset()], &[]) }.expect_err("no place");
+    assert!(matches!(error, ReaderError::Output { .. }), "{error}");
+    // SAFETY: as above.
+    unsafe { reader.read_into_device(&[], &[]) }.expect("nothing");
+    let empty = ArraySubset::from(vec![0..0, 0..5, 0..6]);
+    let nowhere = DevicePlace {
+        pointer: 0,
+        len: 0,
+        ..place(0)
+    };
+    // SAFETY: as above.
+    unsafe { reader.read_into_device(&[empty], &[nowhere]) }.expect("nothing");
+    assert_eq!(on.counts().subchunks_read, 0);
+    memory.end();
+    drop((reader, array));
+    on.end();
+}
+
+/// A damaged subchunk leaves the application's memory as it is.
+#[test]
+fn damage_is_found_before_anything_is_written() {
+    let on = OnDevice::new(Schedule::Latest);
+    let (array, reader) = reader(&on);
+    let key = StoreKey::new("array/c/1/0/0").unwrap();
+    let mut shard = array.storage().get(&key).unwrap().expect("stored").to_vec();
+    shard[1] ^= 0xff;
+    array.storage().set(&key, shard.into()).unwrap();
+    let memory = Memory::new(&on.simulation, 21 * 30 * 37 * 2);
+    let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
+    // SAFETY: the stream lives, and orders the use of the memory.
+    let error = unsafe { reader.read_into_device(&[array.subset_all()], &[place]) };
+    let error = error.expect_err("damaged");
+    assert!(matches!(error, ReaderError::Damaged(_)), "{error}");
+    memory.end();
+    drop((reader, array));
+    on.end();
+}
+
+/// Each device reads into its own memory, also for a reader of the first one.
+#[test]
+fn several_devices() {
+    let simulations = [
+        simulation(Schedule::Latest),
+        Arc::new(Simulation::new(Config {
+            ordinal: 1,
+            schedule: Schedule::Latest,
+            ..Config::default()
+        })),
+    ];
+    let drivers = simulations.iter().map(|s| s.clone() as Arc<dyn Driver>);
+    let devices = Devices::new(drivers.collect());
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
+    let codecs = json!([bytes("little"), zstd()]);
+    let store = Arc::new(MemoryStore::new());
+    fill(&store, &codecs);
+    let options = options().with_device_decode(true);
+    let array = array_of(&store, &codecs, options, engines);
+    let first = ArrayReader::builder(&array).build().expect("suits");
+    let subset = ArraySubset::from(vec![1..9, 2..22, 3..33]);
+    for (device, simulation) in simulations.iter().enumerate() {
+        let tensor = first
+            .with_device(device)
+            .read_device(&subset)
+            .expect("reads");
+        assert_eq!(tensor.device(), device);
+        let mut memory = Memory::new(simulation, 8 * 20 * 30 * 2);
+        let mut place = memory.place(0, &[1200, 60, 2]);
+        memory.expect(&first, &subset, &place);
+        place.device = device;
+        // SAFETY: the stream lives, and orders the use of the memory.
+        unsafe { first.read_into_device(&[subset.clone()], &[place]) }.expect("reads");
+        memory.end();
+    }
+    let error = first.with_device(2).read_device(&subset).expect_err("none");
+    assert!(error.to_string().contains("CUDA device 2"), "{error}");
+    devices.release_idle();
+}
