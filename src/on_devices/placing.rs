@@ -323,7 +323,7 @@ fn several_devices() {
         memory.expect(&first, &subset, &place);
         place.device = device;
         // SAFETY: the stream lives, and orders the use of the memory.
-        unsafe { first.read_into_device(&[subset.clone()], &[place]) }.expect("reads");
+        unsafe { first.read_into_device(std::slice::from_ref(&subset), &[place]) }.expect("reads");
         memory.end();
     }
     let error = first.with_device(2).read_device(&subset).expect_err("none");

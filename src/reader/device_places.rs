@@ -247,19 +247,20 @@ impl PlacedPart {
         if bytes <= most {
             return vec![self];
         }
-        let (depth, fitting) = (depth as u64, (most / (bytes / extent)) as u64);
+        let fitting = most / (bytes / extent);
         let step = (fitting / depth).max(1) * depth;
-        let end = start + extent as u64;
+        // The remainder is below `depth`.
+        let in_shard = usize::try_from(start % depth as u64).unwrap_or(0);
         let mut pieces = Vec::new();
-        let mut first = start;
-        while first < end {
+        let mut first = 0;
+        while first < extent {
             // Shards are aligned to multiples of their depth.
-            let next = ((first / depth) * depth + step).min(end);
+            let next = ((in_shard + first) / depth * depth + step - in_shard).min(extent);
             let mut ranges = self.subset.to_ranges();
-            ranges[0] = first..next;
+            ranges[0] = start + first as u64..start + next as u64;
             let mut shape = self.shape.clone();
-            shape[0] = (next - first) as usize;
-            let offset = (first - start) as usize * stride;
+            shape[0] = next - first;
+            let offset = first * stride;
             pieces.push(Self {
                 subset: ArraySubset::from(ranges),
                 place: DeviceArray {
