@@ -10,6 +10,7 @@
 
 mod choice;
 mod conformance;
+mod foreign;
 #[allow(unsafe_code)]
 mod images;
 mod on_gpu;

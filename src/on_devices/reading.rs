@@ -95,7 +95,7 @@ impl OnDevice {
     }
 
     /// Returns the bytes of a tensor.
-    fn bytes(&self, tensor: &DeviceTensor) -> Vec<u8> {
+    pub(super) fn bytes(&self, tensor: &DeviceTensor) -> Vec<u8> {
         const DONE: Site = Site("test: a tensor for the test");
         let driver: &dyn Driver = &*self.simulation;
         let (len, mut bytes) = (tensor.size(), vec![0; tensor.size()]);
@@ -186,7 +186,7 @@ pub(super) fn some_box(numbers: &mut Numbers) -> ArraySubset {
     ArraySubset::from(ranges.to_vec())
 }
 
-fn to_bytes(elements: &[u16]) -> Vec<u8> {
+pub(super) fn bytes_of(elements: &[u16]) -> Vec<u8> {
     elements
         .iter()
         .flat_map(|element| element.to_ne_bytes())
@@ -204,7 +204,7 @@ fn compare<S: ?Sized + ReadableStorageTraits + 'static>(
         let tensor = reader.read_device(&subset).expect("reads");
         assert_eq!(tensor.shape(), subset.shape());
         let expected: Vec<u16> = reader.read(&subset).expect("reads");
-        assert!(on.bytes(&tensor) == to_bytes(&expected), "{subset}");
+        assert!(on.bytes(&tensor) == bytes_of(&expected), "{subset}");
     }
     let shape = [3, 4, 5];
     let origins: Vec<_> = (0..7)
@@ -221,7 +221,7 @@ fn compare<S: ?Sized + ReadableStorageTraits + 'static>(
     reader
         .read_boxes(&origins, &shape, &mut expected)
         .expect("reads");
-    assert!(on.bytes(&tensor) == to_bytes(&expected), "{origins:?}");
+    assert!(on.bytes(&tensor) == bytes_of(&expected), "{origins:?}");
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn damage_is_that_of_the_host() {
         let filling = filling.expect("suits");
         let expected: Vec<u16> = filling.read(&subset).expect("reads");
         let tensor = filling.read_device(&subset).expect("reads");
-        assert!(on.bytes(&tensor) == to_bytes(&expected));
+        assert!(on.bytes(&tensor) == bytes_of(&expected));
         assert_eq!(filling.metrics().damaged, 2, "once by each");
         drop((tensor, strict, filling, array));
         on.end();
@@ -341,7 +341,7 @@ fn a_shard_that_was_replaced() {
             .expect("stores");
         let tensor = reader.read_device(&subset).expect("reads");
         let expected: Vec<u16> = array.retrieve_array_subset(&subset).expect("reads");
-        assert!(on.bytes(&tensor) == to_bytes(&expected), "{value}");
+        assert!(on.bytes(&tensor) == bytes_of(&expected), "{value}");
     }
     assert!(reader.metrics().replaced > 0);
     drop((reader, array));
