@@ -49,7 +49,7 @@ fn arrays() -> Vec<PathBuf> {
 }
 
 /// Opens the array in `path`, whose codec has the engines of `on`.
-fn open(path: &Path, on: &OnDevice) -> (Array<FilesystemStore>, Arc<FilesystemStore>) {
+fn open(path: &Path, on: &OnDevice) -> Array<FilesystemStore> {
     let metadata = std::fs::read(path.join("zarr.json")).expect("metadata");
     let metadata: Value = serde_json::from_slice(&metadata).expect("JSON");
     let sharding = metadata["codecs"][0]["configuration"].clone();
@@ -58,11 +58,10 @@ fn open(path: &Path, on: &OnDevice) -> (Array<FilesystemStore>, Arc<FilesystemSt
     let codec = CudaShardingCodec::new_with_configuration(&sharding, options);
     let codec = codec.expect("valid").with_engines(on.engines.clone());
     let store = Arc::new(FilesystemStore::new(path).expect("a folder"));
-    let array = ArrayBuilder::new(SHAPE.to_vec(), vec![8, 16, 16], data_type::uint16(), FILL)
+    ArrayBuilder::new(SHAPE.to_vec(), vec![8, 16, 16], data_type::uint16(), FILL)
         .array_to_bytes_codec(Arc::new(codec))
-        .build(store.clone(), "/")
-        .expect("valid");
-    (array, store)
+        .build(store, "/")
+        .expect("valid")
 }
 
 #[test]
@@ -72,9 +71,8 @@ fn a_device_decodes_what_others_have_written() {
     for (number, path) in arrays.into_iter().enumerate() {
         let name = path.display();
         let on = OnDevice::new(schedule_of(number as u64));
-        let (array, store) = open(&path, &on);
-        let on_files = ArrayReader::builder(&array).on_filesystem(&store);
-        let reader = on_files.build().expect("suits");
+        let array = open(&path, &on);
+        let reader = ArrayReader::builder(&array).build().expect("suits");
         let mut numbers = Numbers::new(number as u64);
         let crops = (0..4).map(|_| {
             let ranges = SHAPE.map(|extent| {
