@@ -106,6 +106,10 @@ if [ -d "$here/bold.zarr" ]; then
     environment+=("ZARRS_CUDA_BENCH_MRI=$here/bold.zarr")
 fi
 
+if [ -d "$here/foreign" ]; then
+    environment+=("ZARRS_CUDA_FOREIGN_ARRAYS=$here/foreign")
+fi
+
 # Containers may have the driver's libraries where the loader does not look.
 libcuda=${ZARRS_CUDA_LIBCUDA:-/usr/local/nvidia/lib64}
 known=$(PATH=$PATH:/usr/sbin:/sbin ldconfig -p 2>/dev/null)

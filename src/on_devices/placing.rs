@@ -7,6 +7,7 @@ use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 
 use super::reading::{OnDevice, SHAPE, array_of, bytes, fill, options, some_box, zstd};
 use super::*;
+use crate::options::Options;
 use crate::plan::{EngineRule, Engines};
 use crate::reader::{ArrayReader, DevicePlace, ReaderError};
 use zarrs_cuda_engine::cuda::driver::{
@@ -19,27 +20,27 @@ const FILLED: u8 = 0xcc;
 
 /// Memory of an application, filled by its stream, and the bytes that are expected there.
 struct Memory<'a> {
-    simulation: &'a Simulation,
+    driver: &'a dyn Driver,
     stream: StreamId,
     memory: DeviceMemory,
     expected: Vec<u8>,
 }
 
 impl<'a> Memory<'a> {
-    fn new(simulation: &'a Simulation, len: usize) -> Self {
-        simulation.enter().unwrap();
-        let stream = simulation.create_stream().unwrap();
-        let memory = simulation.allocate(len).unwrap();
+    fn new(driver: &'a dyn Driver, len: usize) -> Self {
+        driver.enter().unwrap();
+        let stream = driver.create_stream().unwrap();
+        let memory = driver.allocate(len).unwrap();
         let span = DeviceSpan {
             memory,
             offset: 0,
             len,
         };
         // SAFETY: the memory lives until the stream was synchronised.
-        unsafe { simulation.fill(stream, span, FILLED) }.unwrap();
-        simulation.leave().unwrap();
+        unsafe { driver.fill(stream, span, FILLED) }.unwrap();
+        driver.leave().unwrap();
         Self {
-            simulation,
+            driver,
             stream,
             memory,
             expected: vec![FILLED; len],
@@ -80,16 +81,14 @@ impl<'a> Memory<'a> {
     /// Waits for the stream, compares, and frees everything.
     fn end(self) {
         let Self {
-            simulation,
+            driver,
             stream,
             memory,
             expected,
         } = self;
         let len = expected.len();
-        simulation.enter().unwrap();
-        let pinned = simulation
-            .allocate_pinned(len, PinnedUse::FromDevice)
-            .unwrap();
+        driver.enter().unwrap();
+        let pinned = driver.allocate_pinned(len, PinnedUse::FromDevice).unwrap();
         let to = PinnedSpan {
             memory: pinned,
             offset: 0,
@@ -103,29 +102,29 @@ impl<'a> Memory<'a> {
         let mut found = vec![0; len];
         // SAFETY: the memory lives until the stream was synchronised, and nothing else uses it.
         unsafe {
-            simulation
+            driver
                 .copy(stream, Span::Device(from), Span::Pinned(to))
                 .unwrap();
-            simulation.synchronize_stream(stream, DONE).unwrap();
-            simulation.host_access(to, Access::Read).unwrap();
+            driver.synchronize_stream(stream, DONE).unwrap();
+            driver.host_access(to, Access::Read).unwrap();
             found
                 .as_mut_ptr()
                 .copy_from_nonoverlapping(pinned.0.as_ptr(), len);
-            simulation.free_pinned(pinned).unwrap();
-            simulation.free(memory).unwrap();
+            driver.free_pinned(pinned).unwrap();
+            driver.free(memory).unwrap();
         }
-        simulation.destroy_stream(stream).unwrap();
-        simulation.leave().unwrap();
+        driver.destroy_stream(stream).unwrap();
+        driver.leave().unwrap();
         assert!(found == expected, "wrong elements, or bytes between them");
     }
 }
 
 /// An array with zstd on a device, and its reader.
-fn reader(on: &OnDevice) -> (Array<MemoryStore>, ArrayReader<MemoryStore>) {
+fn reader(on: &OnDevice, options: &Options) -> (Array<MemoryStore>, ArrayReader<MemoryStore>) {
     let codecs = json!([bytes("little"), zstd()]);
     let store = Arc::new(MemoryStore::new());
     fill(&store, &codecs);
-    let options = options().with_device_decode(true);
+    let options = options.clone().with_device_decode(true);
     let array = array_of(&store, &codecs, options, on.engines.clone());
     let reader = ArrayReader::builder(&array).build().expect("suits");
     (array, reader)
@@ -147,50 +146,54 @@ fn some_strides(shape: &[u64], numbers: &mut Numbers) -> (Vec<usize>, usize) {
     (strides, step)
 }
 
-#[test]
-fn boxes_of_every_layout() {
-    for seed in 0..12 {
-        let mut numbers = Numbers::new(seed);
-        let on = OnDevice::new(schedule_of(seed));
-        let (array, reader) = reader(&on);
-        let mut memories = Vec::new();
-        let (mut boxes, mut places) = (Vec::new(), Vec::new());
-        for _ in 0..2 {
-            // Boxes of one shape, and others, in one stream.
-            let shape = [5, 7, 4];
-            let (strides, len) = some_strides(&shape, &mut numbers);
-            let mut memory = Memory::new(&on.simulation, 3 * len + 5000);
-            for number in 0..3 {
-                let ranges = std::iter::zip(SHAPE, shape).map(|(extent, len)| {
-                    let start = numbers.below((extent - len) as usize) as u64;
-                    start..start + len
-                });
-                let subset = ArraySubset::from(ranges.collect::<Vec<_>>());
-                let place = memory.place(number * len, &strides);
-                memory.expect(&reader, &subset, &place);
-                boxes.push(subset);
-                places.push(place);
-            }
-            memories.push(memory);
-            let subset = some_box(&mut numbers);
-            let (strides, len) = some_strides(subset.shape(), &mut numbers);
-            let mut memory = Memory::new(&on.simulation, len);
-            let place = memory.place(0, &strides);
+/// Reads boxes of some shapes into places of any layout, and compares.
+pub(super) fn place_boxes(on: OnDevice, options: &Options, seed: u64) {
+    let mut numbers = Numbers::new(seed);
+    let (array, reader) = reader(&on, options);
+    let mut memories = Vec::new();
+    let (mut boxes, mut places) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        // Boxes of one shape, and others, in one stream.
+        let shape = [5, 7, 4];
+        let (strides, len) = some_strides(&shape, &mut numbers);
+        let mut memory = Memory::new(&*on.driver, 3 * len + 5000);
+        for number in 0..3 {
+            let ranges = std::iter::zip(SHAPE, shape).map(|(extent, len)| {
+                let start = numbers.below((extent - len) as usize) as u64;
+                start..start + len
+            });
+            let subset = ArraySubset::from(ranges.collect::<Vec<_>>());
+            let place = memory.place(number * len, &strides);
             memory.expect(&reader, &subset, &place);
             boxes.push(subset);
             places.push(place);
-            memories.push(memory);
         }
-        let most = [usize::MAX, 1, 1000, 5000][numbers.below(4)];
-        // SAFETY: the streams live, and order the use of the memory.
-        let read = unsafe { reader.read_pieces_into_device(&boxes, &places, most) };
-        read.unwrap_or_else(|error| panic!("{seed}: {error}"));
-        for memory in memories {
-            memory.end();
-        }
-        assert_eq!(on.counts().subchunks_read_on_host, 0);
-        drop((reader, array));
-        on.end();
+        memories.push(memory);
+        let subset = some_box(&mut numbers);
+        let (strides, len) = some_strides(subset.shape(), &mut numbers);
+        let mut memory = Memory::new(&*on.driver, len);
+        let place = memory.place(0, &strides);
+        memory.expect(&reader, &subset, &place);
+        boxes.push(subset);
+        places.push(place);
+        memories.push(memory);
+    }
+    let most = [usize::MAX, 1, 1000, 5000][numbers.below(4)];
+    // SAFETY: the streams live, and order the use of the memory.
+    let read = unsafe { reader.read_pieces_into_device(&boxes, &places, most) };
+    read.unwrap_or_else(|error| panic!("{seed}: {error}"));
+    for memory in memories {
+        memory.end();
+    }
+    assert_eq!(on.counts().subchunks_read_on_host, 0);
+    drop((reader, array));
+    on.end();
+}
+
+#[test]
+fn boxes_of_every_layout() {
+    for seed in 0..12 {
+        place_boxes(OnDevice::new(schedule_of(seed)), &options(), seed);
     }
 }
 
@@ -198,8 +201,8 @@ fn boxes_of_every_layout() {
 #[test]
 fn places_between_each_other() {
     let on = OnDevice::new(Schedule::Latest);
-    let (array, reader) = reader(&on);
-    let mut memory = Memory::new(&on.simulation, 6 * 20 * 10 * 2);
+    let (array, reader) = reader(&on, &options());
+    let mut memory = Memory::new(&*on.driver, 6 * 20 * 10 * 2);
     let strides = [20 * 10 * 2, 10 * 2, 2];
     let boxes = [[0..6, 0..20, 0..5], [1..7, 3..23, 30..35]].map(|b| ArraySubset::from(b.to_vec()));
     let places = [memory.place(0, &strides), memory.place(10, &strides)];
@@ -217,8 +220,8 @@ fn places_between_each_other() {
 #[test]
 fn wrong_places_are_refused() {
     let on = OnDevice::new(Schedule::Latest);
-    let (array, reader) = reader(&on);
-    let memory = Memory::new(&on.simulation, 4096);
+    let (array, reader) = reader(&on, &options());
+    let memory = Memory::new(&*on.driver, 4096);
     let subset = || ArraySubset::from(vec![0..4, 0..5, 0..6]);
     let strides = [60, 12, 2];
     let place = |offset| memory.place(offset, &strides);
@@ -249,9 +252,9 @@ fn wrong_places_are_refused() {
     let mut other = place(240);
     other.device = 1;
     refused(&[place(0), other], "one device at a time");
-    on.simulation.capture(memory.stream, true);
+    on.simulation().capture(memory.stream, true);
     refused(&[place(0)], "captured");
-    on.simulation.capture(memory.stream, false);
+    on.simulation().capture(memory.stream, false);
     // SAFETY: as above.
     let error = unsafe { reader.read_into_device(&[subset()], &[]) }.expect_err("no place");
     assert!(matches!(error, ReaderError::Output { .. }), "{error}");
@@ -275,12 +278,12 @@ fn wrong_places_are_refused() {
 #[test]
 fn damage_is_found_before_anything_is_written() {
     let on = OnDevice::new(Schedule::Latest);
-    let (array, reader) = reader(&on);
+    let (array, reader) = reader(&on, &options());
     let key = StoreKey::new("array/c/1/0/0").unwrap();
     let mut shard = array.storage().get(&key).unwrap().expect("stored").to_vec();
     shard[1] ^= 0xff;
     array.storage().set(&key, shard.into()).unwrap();
-    let memory = Memory::new(&on.simulation, 21 * 30 * 37 * 2);
+    let memory = Memory::new(&*on.driver, 21 * 30 * 37 * 2);
     let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
     // SAFETY: the stream lives, and orders the use of the memory.
     let error = unsafe { reader.read_into_device(&[array.subset_all()], &[place]) };
@@ -318,7 +321,7 @@ fn several_devices() {
             .read_device(&subset)
             .expect("reads");
         assert_eq!(tensor.device(), device);
-        let mut memory = Memory::new(simulation, 8 * 20 * 30 * 2);
+        let mut memory = Memory::new(&**simulation, 8 * 20 * 30 * 2);
         let mut place = memory.place(0, &[1200, 60, 2]);
         memory.expect(&first, &subset, &place);
         place.device = device;

@@ -31,7 +31,7 @@ pub(super) fn zstd() -> Value {
 }
 
 /// The inner codecs of arrays, and whether a device must be able to decode them.
-fn chains() -> Vec<(Value, bool)> {
+pub(super) fn chains() -> Vec<(Value, bool)> {
     let transpose = json!({ "name": "transpose", "configuration": { "order": [2, 0, 1] } });
     let crc32c = || json!({ "name": "crc32c" });
     let gzip = json!({ "name": "gzip", "configuration": { "level": 2 } });
@@ -54,9 +54,11 @@ fn chains() -> Vec<(Value, bool)> {
     ]
 }
 
-/// A simulated device, and the engines on it.
+/// A device, and the engines on it.
 pub(super) struct OnDevice {
-    pub(super) simulation: Arc<Simulation>,
+    pub(super) driver: Arc<dyn Driver>,
+    /// The device, if it is a simulated one.
+    simulation: Option<Arc<Simulation>>,
     pub(super) devices: Arc<Devices>,
     pub(super) engines: Engines,
 }
@@ -64,13 +66,26 @@ pub(super) struct OnDevice {
 impl OnDevice {
     pub(super) fn new(schedule: Schedule) -> Self {
         let simulation = simulation(schedule);
-        let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+        Self {
+            simulation: Some(simulation.clone()),
+            ..Self::of(simulation)
+        }
+    }
+
+    pub(super) fn of(driver: Arc<dyn Driver>) -> Self {
+        let devices = Devices::new(vec![driver.clone()]);
         let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
         Self {
-            simulation,
+            driver,
+            simulation: None,
             devices,
             engines,
         }
+    }
+
+    /// Returns the simulated device.
+    pub(super) fn simulation(&self) -> &Simulation {
+        self.simulation.as_ref().expect("a simulated device")
     }
 
     pub(super) fn counts(&self) -> DeviceMetrics {
@@ -83,10 +98,12 @@ impl OnDevice {
             simulation,
             devices,
             engines,
+            ..
         } = self;
         // Spare memory is kept otherwise.
         devices.release_idle();
         drop((devices, engines));
+        let Some(simulation) = simulation else { return };
         let begin = Instant::now();
         while simulation.live() != Live::default() && begin.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(1));
@@ -97,7 +114,7 @@ impl OnDevice {
     /// Returns the bytes of a tensor.
     pub(super) fn bytes(&self, tensor: &DeviceTensor) -> Vec<u8> {
         const DONE: Site = Site("test: a tensor for the test");
-        let driver: &dyn Driver = &*self.simulation;
+        let driver = &*self.driver;
         let (len, mut bytes) = (tensor.size(), vec![0; tensor.size()]);
         driver.enter().unwrap();
         let stream = driver.create_stream().unwrap();
@@ -224,33 +241,44 @@ fn compare<S: ?Sized + ReadableStorageTraits + 'static>(
     assert!(on.bytes(&tensor) == bytes_of(&expected), "{origins:?}");
 }
 
+/// Compares boxes of an array with the inner codecs `codecs`, in memory and in files.
+pub(super) fn compare_chain(
+    on: OnDevice,
+    options: &Options,
+    codecs: &Value,
+    seed: u64,
+) -> DeviceMetrics {
+    let mut numbers = Numbers::new(seed);
+    let options = options.clone().with_device_decode(true);
+    let store = Arc::new(MemoryStore::new());
+    fill(&store, codecs);
+    let array = array_of(&store, codecs, options.clone(), on.engines.clone());
+    let reader = ArrayReader::builder(&array).build().expect("suits");
+    compare(&on, &reader, &mut numbers);
+    let counts = on.counts();
+    assert!(counts.subchunks_read > 0, "{codecs}");
+    drop((reader, array));
+
+    let folder = tempfile::tempdir().unwrap();
+    let files = Arc::new(FilesystemStore::new(folder.path()).unwrap());
+    fill(&files, codecs);
+    let array = array_of(&files, codecs, options, on.engines.clone());
+    let reader = ArrayReader::builder(&array).on_filesystem(&files).build();
+    compare(&on, &reader.expect("suits"), &mut numbers);
+    drop(array);
+    on.end();
+    counts
+}
+
 #[test]
 fn boxes_of_every_chain() {
     for (number, (codecs, is_for_device)) in chains().into_iter().enumerate() {
         for schedule in [Schedule::Eager, Schedule::Latest, Schedule::Priority(3)] {
-            let mut numbers = Numbers::new(number as u64);
             let on = OnDevice::new(schedule);
-            let options = options().with_device_decode(true);
-            let store = Arc::new(MemoryStore::new());
-            fill(&store, &codecs);
-            let array = array_of(&store, &codecs, options.clone(), on.engines.clone());
-            let reader = ArrayReader::builder(&array).build().expect("suits");
-            compare(&on, &reader, &mut numbers);
-            let counts = on.counts();
-            assert!(counts.subchunks_read > 0, "{codecs}");
+            let counts = compare_chain(on, &options(), &codecs, number as u64);
             if is_for_device {
                 assert_eq!(counts.subchunks_read_on_host, 0, "{codecs}: {counts:?}");
             }
-            drop((reader, array));
-
-            let folder = tempfile::tempdir().unwrap();
-            let files = Arc::new(FilesystemStore::new(folder.path()).unwrap());
-            fill(&files, &codecs);
-            let array = array_of(&files, &codecs, options, on.engines.clone());
-            let reader = ArrayReader::builder(&array).on_filesystem(&files).build();
-            compare(&on, &reader.expect("suits"), &mut numbers);
-            drop(array);
-            on.end();
         }
     }
 }

@@ -36,6 +36,7 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
         add_nvcomp(&folder.join("nvcomp"))?;
     }
     add_scan(&folder.join("bold.zarr"))?;
+    copy_folder(Path::new("tests/foreign"), &folder.join("foreign"))?;
     copy(Path::new("xtask/gpu-bundle.sh"), &folder.join("run.sh"))?;
     let commit = output(Command::new("git").args(["describe", "--always", "--dirty"]))?;
     write(&folder.join("commit"), commit.trim().as_bytes())?;
