@@ -3,7 +3,7 @@
 //! `cargo bench --package zarrs_cuda_benches --bench device [-- SECTION…]` prints a table and
 //! writes `target/bench/device.json`, or the file that `ZARRS_CUDA_BENCH_OUT` names, anew after
 //! each section. The sections are `kernels`, `bus`, `pinned`, `staging`, `inputs`, `whole`,
-//! `compressed` and `sweep`; and, only where they are named, `start`, `chunks`, `stream` and `shards`. With
+//! `compressed` and `sweep`; and, only where they are named, `start`, `chunks`, `stream`, `reads` and `shards`. With
 //! `--probe` it only copies bytes to the device and back. Without a GPU it explains why it measures nothing, and fails only with
 //! `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
 

@@ -14,6 +14,7 @@
 //! | `chunks` | nvCOMP alone by number and size of chunks, beside threads of the host |
 //! | `shards` | whole shards of each kind of data, encoded and decoded, and their ratios |
 //! | `stream` | writers of streams and of levels, beside the host engine |
+//! | `reads` | arrays and crops into the memory of the device, beside the host and a copy |
 //! | `start` | the first times of a process |
 //!
 //! Every operation is run before it is timed, and its result is checked. The reference is the host
@@ -28,6 +29,7 @@ mod inputs;
 mod on_device;
 mod pinned;
 mod program;
+mod reads;
 mod report;
 mod samples;
 mod shards;
@@ -128,6 +130,7 @@ pub(crate) struct Sizes {
     pub(crate) volume: usize,
     pub(crate) volume_calls: Vec<usize>,
     pub(crate) stream: stream::Lengths,
+    pub(crate) reads: reads::Shapes,
 }
 
 impl Sizes {
@@ -180,6 +183,15 @@ impl Sizes {
                 subchunks: vec![32, 64],
                 rounds: 3,
                 time: Duration::from_secs(150),
+            },
+            reads: reads::Shapes {
+                edge: 512,
+                shard: 256,
+                crop: 64,
+                crops: 64,
+                subchunks: vec![32, 64],
+                rounds: 3,
+                time: Duration::from_secs(80),
             },
         }
     }
@@ -291,7 +303,7 @@ pub(crate) const SECTIONS: [&str; 8] = [
 
 /// The sections that are measured only where they are named, in order. The first one is of a process that has
 /// not used a device yet.
-pub(crate) const NAMED_SECTIONS: [&str; 4] = ["start", "chunks", "stream", "shards"];
+pub(crate) const NAMED_SECTIONS: [&str; 5] = ["start", "chunks", "stream", "reads", "shards"];
 
 /// Measures the first device of this process.
 fn of_process(sizes: &Sizes, run: &Run<'_>) -> std::result::Result<Value, String> {
@@ -309,6 +321,11 @@ fn of_process(sizes: &Sizes, run: &Run<'_>) -> std::result::Result<Value, String
     }
     if (run.wants)("stream") {
         stream::measure(driver.device().ordinal, sizes, run, &mut report);
+        (run.save)(&report.so_far());
+    }
+    if (run.wants)("reads") {
+        let reads = reads::measure(&*driver, sizes, run, &mut report);
+        report.failed("reads into the memory of the device", reads);
         (run.save)(&report.so_far());
     }
     measure_more(&driver, sizes, run, &mut report);

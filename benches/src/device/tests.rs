@@ -80,6 +80,15 @@ fn tiny() -> Sizes {
             rounds: 1,
             time: Duration::from_mins(10),
         },
+        reads: super::reads::Shapes {
+            edge: 16,
+            shard: 8,
+            crop: 5,
+            crops: 3,
+            subchunks: vec![4],
+            rounds: 1,
+            time: Duration::from_mins(10),
+        },
     }
 }
 
@@ -433,6 +442,8 @@ fn the_script_of_the_bundle_measures_on_an_emulated_driver() {
         ("connections_8", "shards", 36),
         ("connections_32", "shards", 36),
         ("chunks", "chunks", 14),
+        // Three kinds of data, four chains, whole arrays and crops.
+        ("reads", "reads", 24),
         ("benchmark", "compressed", 16),
     ] {
         assert_eq!(json[part]["errors"], json!([]), "{part}\n{log}");

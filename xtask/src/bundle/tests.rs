@@ -34,6 +34,7 @@ const DOCUMENTS: [&str; 7] = [
     "start",
     "start_again",
     "chunks",
+    "reads",
     "stream",
     "benchmark",
     "connections_8",
@@ -217,6 +218,7 @@ fn everything_passes() {
             ("start", "passed"),
             ("quick", "passed"),
             ("chunks", "passed"),
+            ("reads", "passed"),
             ("stream", "passed"),
             ("benchmark", "passed"),
             ("connections", "passed"),
@@ -708,7 +710,7 @@ fn unknown_parts_and_limits_are_errors() {
     assert_eq!(
         message,
         "there is no part \"memchek\"; the parts are: \
-         machine start quick chunks stream benchmark connections suites \
+         machine start quick chunks reads stream benchmark connections suites \
          memcheck racecheck synccheck initcheck profile\n"
     );
     let mut command = bundle.command(&[]);
