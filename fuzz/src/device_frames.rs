@@ -11,7 +11,6 @@ use zarrs_cuda::CudaShardingCodec;
 use zarrs_cuda::maintenance::ShardFormat;
 use zarrs_cuda_engine::contract::{BloscStage, Chain, Cname, KnownChain, ShardJob, Shuffle, Stage};
 use zarrs_cuda_engine::cuda::compressed_frame_parts::{self, CompressedFrameParts};
-use zarrs_cuda_engine::cuda::kernels::chunk_tables::Chunking;
 use zarrs_cuda_engine::cuda::kernels::shuffle::{BloscBlocks, Shuffle as DeviceShuffle};
 use zarrs_cuda_engine::cuda::nvcomp::Format;
 use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
@@ -193,7 +192,7 @@ fn decoded(
     before: usize,
 ) -> Option<Vec<Option<Vec<u8>>>> {
     let mut decoded = Vec::new();
-    let Chunking { bytes: all, block } = parsed.layout.chunking;
+    let chunking = parsed.layout.chunking;
     for (number, encoded) in encoded.iter().enumerate() {
         let streams = parsed.of_subchunk(number);
         let Some(encoded) = encoded else {
@@ -204,20 +203,26 @@ fn decoded(
             decoded.push(None);
             continue;
         };
-        let mut content = Vec::new();
+        // The streams of a block are shuffled together.
+        let mut shuffled = Vec::new();
         for (place, stream) in streams.iter().enumerate() {
-            let len = (all - place * block).min(block);
+            let len = chunking.chunk(place).len();
             let stream_bytes = encoded.get(stream.start..stream.start + stream.len);
             let bytes = stream_bytes.expect("a stream is within its subchunk");
             let decoded = if stream.raw {
-                assert_eq!(bytes.len(), len, "what is raw is as long as its block");
+                assert_eq!(bytes.len(), len, "what is raw is as long as its chunk");
                 bytes.to_vec()
             } else {
                 decompressed(parsed.layout.format, bytes, len)?
             };
-            content.extend(unshuffled(parsed, decoded)?);
+            shuffled.extend(decoded);
         }
-        assert_eq!(content.len(), all, "the streams are all of a subchunk");
+        let all = shuffled.len();
+        assert_eq!(all, chunking.bytes, "the streams are all of a subchunk");
+        let mut content = Vec::new();
+        for block in shuffled.chunks(chunking.block) {
+            content.extend(unshuffled(parsed, block.to_vec())?);
+        }
         if let Some(checksum) = parsed.checksums.get(number)
             && libdeflater::crc32(&content) != *checksum
         {

@@ -11,7 +11,8 @@
 
 pub use super::frame_parsing::CompressedFramePart;
 use super::frame_parsing::{
-    BLOSC_COMPRESSOR, Reason, ZSTD_CHECKSUM, blosc, blosc_stream, gzip, one_member, zstd,
+    BLOSC_COMPRESSOR, Reason, ZSTD_CHECKSUM, blosc, blosc_beside_streams, blosc_block,
+    blosc_stream, gzip, one_member, zstd,
 };
 use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32c::CHECKSUM;
@@ -39,7 +40,7 @@ pub struct CompressedFrameLayout {
 
 impl CompressedFrameLayout {
     /// Returns the layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most bytes of an
-    /// encoded subchunk, without the bytes that a Blosc frame has [beside its streams](beside_streams).
+    /// encoded subchunk, without the bytes that a Blosc frame has [beside its streams](blosc_beside_streams).
     fn of_frame(
         stage: &Stage,
         frame: &[u8],
@@ -50,10 +51,7 @@ impl CompressedFrameLayout {
         let whole = |format| Self {
             before,
             format,
-            chunking: Chunking {
-                bytes,
-                block: bytes,
-            },
+            chunking: Chunking::new(bytes, bytes),
             shuffle: None,
             raw: false,
             encoded: most,
@@ -64,27 +62,17 @@ impl CompressedFrameLayout {
             Stage::Gzip { .. } => whole(Format::Deflate { algorithm: 0 }),
             Stage::Blosc(_) => {
                 let header = blosc(frame, bytes)?;
-                let chunking = Chunking {
-                    bytes,
-                    block: header.block,
-                };
                 Self {
-                    chunking,
-                    shuffle: header.shuffle(bytes),
+                    chunking: header.chunking,
+                    shuffle: header.shuffle(),
                     raw: true,
-                    encoded: most.saturating_add(beside_streams(chunking)),
+                    encoded: most.saturating_add(blosc_beside_streams(header.chunking)),
                     ..whole(header.format)
                 }
             }
             Stage::Crc32c => return Err("a checksum is no compressor"),
         })
     }
-}
-
-/// Returns the number of bytes that a Blosc frame needs for the offsets of its blocks and the sizes of its
-/// streams.
-pub(super) fn beside_streams(chunking: Chunking) -> usize {
-    chunking.blocks().saturating_mul(8)
 }
 
 /// The chunks in the frames of a shard.
@@ -128,9 +116,9 @@ impl CompressedFrameParts {
     /// Returns the chunks of `subchunk`; an empty slice if the subchunk is not stored.
     pub fn of_subchunk(&self, subchunk: usize) -> &[CompressedFramePart] {
         let start = self.starts.get(subchunk).copied().flatten();
-        let blocks = self.layout.chunking.blocks();
+        let chunks = self.layout.chunking.chunks();
         start
-            .and_then(|start| self.chunks.get(start..start + blocks))
+            .and_then(|start| self.chunks.get(start..start + chunks))
             .unwrap_or_default()
     }
 }
@@ -159,7 +147,7 @@ pub(super) fn suits(chain: &KnownChain) -> Result<(), Reason> {
 }
 
 /// Returns the most bytes of an encoded subchunk, without the bytes that a Blosc frame has [beside its
-/// streams](beside_streams). `None` if they are more than a machine can address.
+/// streams](blosc_beside_streams). `None` if they are more than a machine can address.
 ///
 /// Encoders other than the host's make longer frames of data that do not compress. The compressors on a
 /// device are such encoders. The margin has room for the longer frames.
@@ -249,11 +237,15 @@ impl<'a> FrameParser<'a> {
                 checksum = of_member;
             }
             Stage::Blosc(_) => {
-                for number in 0..layout.chunking.blocks() {
-                    let (chunking, format) = (layout.chunking, layout.format);
-                    let (part, zstd) = blosc_stream(frame, chunking, format, number)?;
-                    zstd.map_or(Ok(()), |zstd| zstd.for_device(false))?;
-                    chunks.push(part);
+                let (chunking, format) = (layout.chunking, layout.format);
+                for block in 0..chunking.blocks() {
+                    let mut at = blosc_block(frame, block)?;
+                    for chunk in chunking.of_block(block) {
+                        let (part, zstd) = blosc_stream(frame, chunking, format, (at, chunk))?;
+                        zstd.map_or(Ok(()), |zstd| zstd.for_device(false))?;
+                        at = part.start + part.len;
+                        chunks.push(part);
+                    }
                 }
             }
             _ => {

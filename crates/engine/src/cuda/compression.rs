@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::arena::{Arena, Region, SLOT_ALIGNMENT};
-use super::compressed_frame_parts::{CompressedFrameLayout, beside_streams, most_encoded};
+use super::compressed_frame_parts::{CompressedFrameLayout, most_encoded};
+use super::frame_parsing::blosc_beside_streams;
 use super::kernels::chunk_tables::Chunking;
 use super::kernels::compressed_frames::{
     BloscFormat, GZIP_OVERHEAD, StreamFormat, ZSTD_OVERHEAD, blosc_bound,
@@ -91,7 +92,7 @@ impl Compression {
             after: behind.len(),
             format,
             frame,
-            chunking: Chunking { bytes, block },
+            chunking: Chunking::new(bytes, block),
         }))
     }
 
@@ -103,7 +104,7 @@ impl Compression {
     ) -> CompressedFrameLayout {
         let raw = matches!(self.frame, CompressedFrameFormat::Blosc(_));
         let beside = if raw {
-            beside_streams(self.chunking)
+            blosc_beside_streams(self.chunking)
         } else {
             0
         };
@@ -296,7 +297,7 @@ impl Prepared {
         most: usize,
     ) -> Result<Self, String> {
         let compressor = nvcomp.compressor(compression.format)?;
-        let Chunking { bytes, block } = compression.chunking;
+        let Chunking { bytes, block, .. } = compression.chunking;
         let input = compressor.alignments().input;
         if block < bytes && !block.is_multiple_of(input) {
             return Err(format!(
@@ -382,7 +383,7 @@ impl BatchRequirements {
     /// # Errors
     /// nvCOMP was not asked about so many subchunks.
     pub(super) fn of_batch(&self, count: usize) -> Result<&Requirements, String> {
-        let chunks = count.saturating_mul(self.chunking.blocks());
+        let chunks = count.saturating_mul(self.chunking.chunks());
         self.all
             .iter()
             .rfind(|requirements| requirements.chunks >= chunks)
@@ -409,7 +410,7 @@ impl BatchRequirements {
         if sufficient().contains(&batch) {
             return Ok(());
         }
-        let needed = ask(self.chunking, known.chunks / self.chunking.blocks(), query)?;
+        let needed = ask(self.chunking, known.chunks / self.chunking.chunks(), query)?;
         if needed.temp <= known.temp && needed.max_output <= known.max_output {
             sufficient().insert(batch);
             return Ok(());
@@ -423,11 +424,11 @@ impl BatchRequirements {
 
 /// Asks nvCOMP for the requirements of `count` subchunks at once.
 fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirements, String> {
-    let Chunking { bytes, block } = chunking;
+    let bytes = chunking.bytes;
     let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
-    let chunks = count.checked_mul(chunking.blocks()).ok_or_else(too_large)?;
+    let chunks = count.checked_mul(chunking.chunks()).ok_or_else(too_large)?;
     let total = count.checked_mul(bytes).ok_or_else(too_large)?;
-    query(chunks, block, total)
+    query(chunks, chunking.longest(), total)
 }
 
 /// The buffers of a compressor, all in device memory.
@@ -552,7 +553,7 @@ mod tests {
                 temp: temp.get(),
             })
         };
-        let chunking = Chunking { bytes: 8, block: 8 };
+        let chunking = Chunking::new(8, 8);
         let requirements = BatchRequirements::new(chunking, 3, 4, &query).unwrap();
         assert_eq!(asked.get(), 3, "batches of 4, 2 and 1");
         let batch = |count| *requirements.of_batch(count).unwrap();

@@ -15,9 +15,8 @@
 use super::arena::Region;
 use super::compressed_frame_parts::{CompressedFramePart, CompressedFrameParts};
 use super::counters::TimedStage;
-use super::decompression::{Buffers, CRC32, NUMBER, PER_STREAM, Prepared, STATUS};
+use super::decompression::{Buffers, CRC32, NUMBER, Prepared, STATUS};
 use super::driver::{DeviceSpan, DriverError, Span};
-use super::frame_parsing::chunk_len;
 use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32::crc32;
 use super::kernels::shuffle::unshuffle;
@@ -35,32 +34,46 @@ fn take(rest: &mut Region, len: usize) -> Region {
     part
 }
 
+/// Returns the offset and the number of the bytes in each slot of `stride` bytes, where `len` bytes from `offset` on
+/// are copied to slots that follow one another.
+fn in_slots(offset: u64, len: usize, stride: usize) -> impl Iterator<Item = (u64, u64)> {
+    let starts = (0..len).step_by(stride.max(1));
+    starts.map(move |start| {
+        let size = stride.min(len - start);
+        (offset + start as u64, size as u64)
+    })
+}
+
 /// The regions of the tables of a batch.
 struct Tables {
-    /// Tables with one number for each stream: its offset in the encoded bytes, its length, its address for
-    /// nvCOMP, the address of its chunk, and the length of its chunk.
+    /// Tables with one number for each slot of a stream: the offset of the slot's bytes in the encoded bytes, and
+    /// their number.
     offsets: Region,
     sizes: Region,
+    /// Tables with one number for each stream: its length, its address for nvCOMP, the address of its chunk, and
+    /// the length of its chunk.
+    lengths: Region,
     inputs: Region,
     outputs: Region,
     capacities: Region,
-    /// Tables with one number for each chunk: the offset of the chunk in the encoded bytes, and its length.
-    /// Both numbers are 0 for a chunk that is stored compressed.
+    /// Tables with one number for each step of the slots: the offset of the step's bytes in the encoded bytes,
+    /// and their number. Both numbers are 0 in a chunk that is stored compressed.
     raw_offsets: Region,
     raw_sizes: Region,
 }
 
 impl Tables {
-    fn new(mut region: Region, streams: usize, chunks: usize) -> Self {
+    fn new(mut region: Region, stream_slots: usize, streams: usize, steps: usize) -> Self {
         let mut next = |count: usize| take(&mut region, count * NUMBER);
         Self {
-            offsets: next(streams),
-            sizes: next(streams),
+            offsets: next(stream_slots),
+            sizes: next(stream_slots),
+            lengths: next(streams),
             inputs: next(streams),
             outputs: next(streams),
             capacities: next(streams),
-            raw_offsets: next(chunks),
-            raw_sizes: next(chunks),
+            raw_offsets: next(steps),
+            raw_sizes: next(steps),
         }
     }
 }
@@ -86,6 +99,15 @@ impl Results {
             checksums,
         }
     }
+}
+
+/// A chunk of a stored subchunk.
+#[derive(Clone, Copy)]
+struct Chunk {
+    /// The number of the subchunk in its batch, and the number of the chunk in its subchunk.
+    subchunk: usize,
+    number: usize,
+    part: CompressedFramePart,
 }
 
 /// The decompressor of a shard in a lane.
@@ -120,40 +142,37 @@ impl Decompression<'_> {
         self.parts.layout.chunking
     }
 
-    /// Returns the chunks of the stored subchunks among `subchunks`, each with the number of its subchunk and
-    /// its own number. Both numbers count from the first of `subchunks`.
-    fn chunks(
-        &self,
-        subchunks: Subchunks,
-    ) -> impl Iterator<Item = (usize, usize, CompressedFramePart)> {
-        let blocks = self.chunking().blocks();
+    /// Returns the chunks of the stored subchunks among `subchunks`, which count from the first of `subchunks`.
+    fn chunks(&self, subchunks: Subchunks) -> impl Iterator<Item = Chunk> {
         (0..subchunks.count).flat_map(move |subchunk| {
             let parts = self.parts.of_subchunk(subchunks.first + subchunk);
-            let number = subchunk * blocks;
-            let numbered = parts.iter().enumerate();
-            numbered.map(move |(chunk, part)| (subchunk, number + chunk, *part))
+            parts.iter().enumerate().map(move |(number, part)| Chunk {
+                subchunk,
+                number,
+                part: *part,
+            })
         })
     }
 
-    fn streams(
-        &self,
-        subchunks: Subchunks,
-    ) -> impl Iterator<Item = (usize, usize, CompressedFramePart)> {
-        self.chunks(subchunks).filter(|(_, _, part)| !part.raw)
+    /// Returns the chunks that are stored compressed.
+    fn streams(&self, subchunks: Subchunks) -> impl Iterator<Item = Chunk> {
+        self.chunks(subchunks).filter(|chunk| !chunk.part.raw)
     }
 
     fn num_streams(&self, subchunks: Subchunks) -> usize {
         self.streams(subchunks).count()
     }
 
-    fn tables(&self, session: &Session<'_>, subchunks: Subchunks) -> Tables {
-        let chunks = if self.parts.layout.raw {
-            subchunks.count * self.chunking().blocks()
+    fn tables(&self, buffers: &Buffers, session: &Session<'_>, subchunks: Subchunks) -> Tables {
+        let steps = if self.parts.layout.raw {
+            subchunks.count * self.chunking().steps()
         } else {
             0
         };
+        let in_slots = |chunk: Chunk| chunk.part.len.div_ceil(buffers.stream_stride);
+        let stream_slots = self.streams(subchunks).map(in_slots).sum();
         let region = session.batch(subchunks.batch).tables;
-        Tables::new(region, self.num_streams(subchunks), chunks)
+        Tables::new(region, stream_slots, self.num_streams(subchunks), steps)
     }
 
     fn results(&self, subchunks: Subchunks, region: Region) -> Results {
@@ -165,18 +184,18 @@ impl Decompression<'_> {
         Results::new(region, self.num_streams(subchunks), checksums)
     }
 
-    /// Returns the places to which the chunks of `slots` are decompressed, as slots that lie one after the
-    /// other.
+    /// Returns the places to which the chunks of `slots` are decompressed: the steps of `slots`, which lie one
+    /// after the other.
     fn chunk_slots(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
         let span = match self.parts.layout.shuffle {
             Some(_) => session.lane.device(buffers.shuffled),
             None => slots.span,
         };
-        let blocks = self.chunking().blocks();
+        let steps = self.chunking().steps();
         Slots {
             span,
-            stride: slots.stride / blocks,
-            count: slots.count * blocks,
+            stride: slots.stride / steps,
+            count: slots.count * steps,
         }
     }
 
@@ -201,34 +220,45 @@ impl Decompression<'_> {
         slots: Slots,
     ) -> Result<(), DriverError> {
         let lane = session.lane;
-        let tables = self.tables(session, subchunks);
+        let chunking = self.chunking();
         let buffers = Self::buffers(session, subchunks)?;
         let chunk_slots = self.chunk_slots(session, buffers, slots);
-        let place = |(subchunk, _, part): (usize, usize, CompressedFramePart)| {
-            offsets.get(subchunk).copied().unwrap_or(0) + part.start as u64
+        let place = |chunk: Chunk| {
+            offsets.get(chunk.subchunk).copied().unwrap_or(0) + chunk.part.start as u64
         };
         let address = |span: DeviceSpan, at: usize| span.memory.0 + (span.offset + at) as u64;
         let streams = lane.device(buffers.streams);
-        let blocks = self.chunking().blocks();
-
-        let mut numbers = Vec::with_capacity(tables.offsets.len / NUMBER * PER_STREAM);
-        numbers.extend(self.streams(subchunks).map(place));
-        numbers.extend(self.streams(subchunks).map(|(_, _, part)| part.len as u64));
         let stride = buffers.stream_stride;
-        numbers.extend((0..tables.inputs.len / NUMBER).map(|i| address(streams, i * stride)));
-        let chunk_address = |chunk| address(chunk_slots.span, chunk * chunk_slots.stride);
-        numbers.extend(self.streams(subchunks).map(|(_, c, _)| chunk_address(c)));
-        let capacity = |chunk| chunk_len(self.chunking(), chunk % blocks) as u64;
-        numbers.extend(self.streams(subchunks).map(|(_, c, _)| capacity(c)));
-        if self.parts.layout.raw {
-            let (mut raw_offsets, mut raw_sizes) =
-                (vec![0; chunk_slots.count], vec![0; chunk_slots.count]);
-            for raw in self.chunks(subchunks).filter(|(_, _, part)| part.raw) {
-                raw_offsets[raw.1] = place(raw);
-                raw_sizes[raw.1] = raw.2.len as u64;
+
+        let (mut stream_offsets, mut stream_sizes) = (Vec::new(), Vec::new());
+        let (mut lengths, mut inputs) = (Vec::new(), Vec::new());
+        for stream in self.streams(subchunks) {
+            inputs.push(address(streams, stream_offsets.len() * stride));
+            lengths.push(stream.part.len as u64);
+            for (offset, size) in in_slots(place(stream), stream.part.len, stride) {
+                stream_offsets.push(offset);
+                stream_sizes.push(size);
             }
-            numbers.extend(raw_offsets);
-            numbers.extend(raw_sizes);
+        }
+        let mut numbers = [stream_offsets, stream_sizes, lengths, inputs].concat();
+        numbers.extend(self.streams(subchunks).map(|stream| {
+            let at = stream.subchunk * slots.stride + chunking.chunk(stream.number).start;
+            address(chunk_slots.span, at)
+        }));
+        let capacity = |stream: Chunk| chunking.chunk(stream.number).len() as u64;
+        numbers.extend(self.streams(subchunks).map(capacity));
+        if self.parts.layout.raw {
+            let mut raw = vec![(0, 0); chunk_slots.count];
+            for chunk in self.chunks(subchunks).filter(|chunk| chunk.part.raw) {
+                let step = chunking.chunk(chunk.number).start / chunking.step();
+                let steps = raw
+                    .iter_mut()
+                    .skip(chunk.subchunk * chunking.steps() + step);
+                let pieces = in_slots(place(chunk), chunk.part.len, chunk_slots.stride);
+                steps.zip(pieces).for_each(|(step, piece)| *step = piece);
+            }
+            numbers.extend(raw.iter().map(|(offset, _)| offset));
+            numbers.extend(raw.iter().map(|(_, size)| size));
         }
         let regions = session.batch(subchunks.batch);
         let from = lane.write_values(
@@ -252,9 +282,9 @@ impl Decompression<'_> {
     ) -> Result<(), DriverError> {
         let lane = session.lane;
         let driver = lane.driver;
-        let tables = self.tables(session, subchunks);
         let regions = session.batch(subchunks.batch);
         let buffers = Self::buffers(session, subchunks)?;
+        let tables = self.tables(buffers, session, subchunks);
         let (_, stream) = session.workspace(regions);
         let results = self.results(subchunks, regions.results);
         let chunk_slots = self.chunk_slots(session, buffers, slots);
@@ -282,9 +312,9 @@ impl Decompression<'_> {
 
         let batch = DecompressBatch {
             requirements: &buffers.requirements,
-            chunks: streams.count,
+            chunks: tables.lengths.len / NUMBER,
             input_pointers: lane.device(tables.inputs),
-            input_sizes: lane.device(tables.sizes),
+            input_sizes: lane.device(tables.lengths),
             output_pointers: lane.device(tables.outputs),
             output_capacities: lane.device(tables.capacities),
             inputs: &[streams.filled()],
@@ -296,7 +326,7 @@ impl Decompression<'_> {
         // Chunks that nvCOMP leaves without a result count as failed.
         lane.fill(stream, results.all, NO_ANSWER)?;
         // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream. `upload`
-        // wrote the tables: each stream has its own slot, and the chunks lie within the slots and do not
+        // wrote the tables: each stream has its own slots, and the chunks lie within the slots and do not
         // overlap. Both begin at multiples of nvCOMP's alignments, by which `Buffers` and `Prepared` chose
         // the strides. `Options::with_device_decode` asks its caller that a compressor wrote the streams;
         // everything that can be checked without decompressing them was checked.
@@ -370,7 +400,6 @@ impl Decompression<'_> {
         let answer = session.batch(subchunks.batch).answer_of_chunks;
         let results = self.results(subchunks, answer);
         let read = |region: Region| lane.read(lane.pinned_out(region));
-        let blocks = self.chunking().blocks();
         let mut failed: Vec<(usize, &'static str)> = Vec::new();
         let mut note = |subchunk: usize, reason| {
             if failed.last().is_none_or(|(last, _)| *last != subchunk) {
@@ -379,16 +408,16 @@ impl Decompression<'_> {
         };
         let (sizes, statuses) = (read(results.sizes)?, read(results.statuses)?);
         let found = std::iter::zip(sizes.as_chunks::<8>().0, statuses.as_chunks::<4>().0);
-        for ((subchunk, chunk, _), (size, status)) in self.streams(subchunks).zip(found) {
-            let expected = chunk_len(self.chunking(), chunk % blocks) as u64;
+        for (stream, (size, status)) in self.streams(subchunks).zip(found) {
+            let expected = self.chunking().chunk(stream.number).len() as u64;
             if i32::from_le_bytes(*status) != 0 || u64::from_le_bytes(*size) != expected {
-                note(subchunk, "nvCOMP could not decompress a chunk");
+                note(stream.subchunk, "nvCOMP could not decompress a chunk");
             }
         }
         if results.checksums.len > 0 {
             let found = read(results.checksums)?.as_chunks::<4>().0;
             let mut wrong = Vec::new();
-            for (subchunk, _, _) in self.chunks(subchunks) {
+            for Chunk { subchunk, .. } in self.chunks(subchunks) {
                 let expected = self.parts.checksums[subchunks.first + subchunk];
                 if found.get(subchunk).map(|found| u32::from_le_bytes(*found)) != Some(expected) {
                     wrong.push(subchunk);

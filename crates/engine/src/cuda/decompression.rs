@@ -6,10 +6,11 @@ use super::compression::BatchRequirements;
 use super::kernels::chunk_tables::Chunking;
 use super::nvcomp::{Decompressor, Nvcomp, Requirements};
 
-/// The number of tables that have one number for each stream.
-pub(super) const PER_STREAM: usize = 5;
-/// The number of tables that have one number for each chunk, if chunks may be stored without compression.
-pub(super) const PER_CHUNK: usize = 2;
+/// The number of tables that have one number for each stream, and for each slot that a stream takes.
+const PER_STREAM: usize = 4;
+const PER_STREAM_SLOT: usize = 2;
+/// The number of tables that have one number for each step, if chunks may be stored without compression.
+const PER_STEP: usize = 2;
 /// The number of bytes of a number in the tables, of nvCOMP's status and of a CRC-32.
 pub(super) const NUMBER: usize = 8;
 pub(super) const STATUS: usize = 4;
@@ -33,11 +34,11 @@ impl Prepared {
         most: usize,
     ) -> Result<Self, String> {
         let decompressor = nvcomp.decompressor(layout.format)?;
-        let Chunking { bytes, block } = layout.chunking;
+        let step = layout.chunking.step();
         let alignment = decompressor.alignments().output.max(SLOT_ALIGNMENT);
-        if block < bytes && !block.is_multiple_of(alignment) {
+        if layout.chunking.steps() > 1 && !step.is_multiple_of(alignment) {
             return Err(format!(
-                "a device decompresses to multiples of {alignment} bytes, and Blosc's blocks have {block}"
+                "a device decompresses to multiples of {alignment} bytes, and Blosc's blocks or their parts have {step}"
             ));
         }
         let query = |chunks, block, total| decompressor.requirements(chunks, block, total);
@@ -48,15 +49,15 @@ impl Prepared {
         })
     }
 
-    /// Returns the number of bytes from the begin of one slot to the begin of the next. In a slot of several
-    /// chunks, each chunk has room for a whole block. `None` if the number overflows.
+    /// Returns the number of bytes from the begin of one slot to the begin of the next. A slot of several chunks
+    /// has whole [steps](Chunking::steps). `None` if the number overflows.
     pub(super) fn slot_stride(&self) -> Option<usize> {
-        let Chunking { bytes, block } = self.layout.chunking;
+        let Chunking { bytes, .. } = self.layout.chunking;
         let alignment = self.decompressor.alignments().output.max(SLOT_ALIGNMENT);
-        match self.layout.chunking.blocks() {
+        match self.layout.chunking.steps() {
             1 if bytes >= LONG_SLOT => bytes.checked_next_multiple_of(alignment.max(LINE)),
             1 => bytes.checked_next_multiple_of(alignment),
-            blocks => block.checked_mul(blocks),
+            steps => self.layout.chunking.step().checked_mul(steps),
         }
     }
 
@@ -85,6 +86,8 @@ impl Prepared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Buffers {
     pub(super) requirements: Requirements,
+    /// The compressed streams, each in a slot of `stream_stride` bytes. The stream of a chunk that is longer than
+    /// a step takes several slots, as many as the chunk has steps at most.
     pub(super) streams: Region,
     pub(super) stream_stride: usize,
     /// The slots before Blosc's shuffle is undone; empty if the chain does not shuffle.
@@ -108,25 +111,29 @@ impl Buffers {
         let chunks = requirements.chunks;
         let alignment = requirements.alignments.input.max(SLOT_ALIGNMENT);
         // If chunks may be stored without compression, a compressed stream is shorter than its chunk.
-        let longest = if layout.raw {
-            layout.chunking.block
+        let in_slot = if layout.raw {
+            layout.chunking.step()
         } else {
             layout.encoded
         };
-        let stream_stride = longest.checked_next_multiple_of(alignment)?;
+        let stream_stride = in_slot.checked_next_multiple_of(alignment)?;
+        let steps = count.checked_mul(layout.chunking.steps())?;
         let shuffled = match layout.shuffle {
             Some(_) => slot_stride.checked_mul(count)?,
             None => 0,
         };
-        let numbers = PER_STREAM + if layout.raw { PER_CHUNK } else { 0 };
+        let per_step = PER_STREAM_SLOT + if layout.raw { PER_STEP } else { 0 };
+        let of_streams = chunks.checked_mul(PER_STREAM * NUMBER)?;
         let checksums = count.checked_mul(CRC32)?;
         Some(Self {
             requirements,
-            streams: arena.region(stream_stride.checked_mul(chunks)?)?,
+            streams: arena.region(stream_stride.checked_mul(steps)?)?,
             stream_stride,
             shuffled: arena.region(shuffled)?,
             temp: arena.region(requirements.temp)?,
-            tables: chunks.checked_mul(numbers * NUMBER)?,
+            tables: steps
+                .checked_mul(per_step * NUMBER)?
+                .checked_add(of_streams)?,
             results: chunks
                 .checked_mul(NUMBER + STATUS)?
                 .checked_add(checksums)?,

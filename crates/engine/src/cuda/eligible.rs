@@ -98,5 +98,5 @@ pub(super) fn expected_layout(
 /// Returns the number of chunks that nvCOMP compresses for each subchunk of `grid`: the blocks of a Blosc
 /// frame, or one.
 pub fn chunks_of_subchunk(grid: &SubchunkGrid, chain: &KnownChain) -> usize {
-    expected_layout(grid, chain).map_or(1, |layout| layout.chunking.blocks())
+    expected_layout(grid, chain).map_or(1, |layout| layout.chunking.chunks())
 }

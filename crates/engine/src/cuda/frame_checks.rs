@@ -3,7 +3,9 @@
 //! checksums. The contents of compressed streams are not decompressed: `result_checks` does that for some.
 
 use super::compression::{CompressedFrameFormat, Compression};
-use super::frame_parsing::{Reason, blosc, blosc_stream, blosc_streams_begin, gzip, zstd};
+use super::frame_parsing::{
+    Reason, blosc, blosc_block, blosc_stream, blosc_streams_begin, gzip, zstd,
+};
 use super::kernels::compressed_frames::BloscFormat;
 use crate::subchunk::crc32c;
 
@@ -39,13 +41,15 @@ pub(super) fn check_frame(compression: &Compression, encoded: &[u8]) -> Result<(
 fn check_blosc(compression: &Compression, format: BloscFormat, frame: &[u8]) -> Result<(), Reason> {
     let header = blosc(frame, compression.chunking.bytes)?;
     let word = format.word().map(u32::to_le_bytes);
-    if word.as_ref() != frame.first_chunk() || header.block != compression.chunking.block {
+    if word.as_ref() != frame.first_chunk() || header.chunking != compression.chunking {
         return Err("the header of a Blosc frame has other parameters than the codec");
     }
     let chunking = compression.chunking;
     let mut end = blosc_streams_begin(chunking);
     for number in 0..chunking.blocks() {
-        let (part, _) = blosc_stream(frame, chunking, header.format, number)?;
+        // A block is one stream.
+        let at = blosc_block(frame, number)?;
+        let (part, _) = blosc_stream(frame, chunking, header.format, (at, number))?;
         // The size of a stream is in front of the stream.
         if part.start != end + 4 {
             return Err("the streams of a Blosc frame do not follow one another");

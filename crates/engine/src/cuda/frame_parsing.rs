@@ -261,15 +261,16 @@ pub(super) struct BloscHeader {
     pub(super) format: Format,
     shuffle: Option<Shuffle>,
     element: usize,
-    pub(super) block: usize,
+    pub(super) chunking: Chunking,
 }
 
 impl BloscHeader {
-    /// Returns the shuffle of the frame, whose content has `bytes` bytes, and the blocks that are shuffled.
-    pub(super) fn shuffle(&self, bytes: usize) -> Option<(Shuffle, BloscBlocks)> {
+    /// Returns the shuffle of the frame, and the blocks that are shuffled.
+    pub(super) fn shuffle(&self) -> Option<(Shuffle, BloscBlocks)> {
+        let Chunking { bytes, block, .. } = self.chunking;
         let blocks = BloscBlocks {
             bytes,
-            block: self.block,
+            block,
             element: self.element,
         };
         self.shuffle.map(|shuffle| (shuffle, blocks))
@@ -277,9 +278,13 @@ impl BloscHeader {
 }
 
 /// Parses the header of a Blosc frame of `expected` bytes of content.
+///
+/// C-Blosc's compressor decides by `split_block` whether blocks are split, and clears the flag "do not split".
+/// Its decompressor, `blosc_d`, splits a block if the flag is clear, the block is not the shorter last one, an
+/// element has at most `MOST_SPLIT` bytes, and a stream of the block has at least `LEAST_STREAM` bytes. The
+/// decompressor has the last word, so its rule is the one here.
 pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
-    /// C-Blosc splits a block into one stream for each byte of an element if elements have at most this many
-    /// bytes, and these streams have at least `LEAST_STREAM` bytes.
+    /// C-Blosc's `MAX_SPLITS` and `MIN_BUFFERSIZE`.
     const MOST_SPLIT: usize = 16;
     const LEAST_STREAM: usize = 128;
     let (shuffle, memcpyed, future, bit_shuffle, dont_split) = (1, 2, 8, 4, 0x10);
@@ -297,7 +302,6 @@ pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason
     if block == 0 || block > bytes {
         return Err(BAD_BLOSC_HEADER);
     }
-    // The check also limits the number of blocks, and with it the memory for the table of blocks.
     if block < bytes && !block.is_multiple_of(SLOT_ALIGNMENT) {
         return Err("the blocks of a Blosc frame do not begin where a device can write them");
     }
@@ -310,13 +314,21 @@ pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason
         _ => return Err(BLOSC_COMPRESSOR),
     };
     let element = usize::from(element);
-    let split = element > 1 && element <= MOST_SPLIT && block / element >= LEAST_STREAM;
-    if flags & dont_split == 0 && split {
-        return Err("the blocks of a Blosc frame are several streams each");
+    let is_split =
+        flags & dont_split == 0 && element <= MOST_SPLIT && block / element >= LEAST_STREAM;
+    let chunking = Chunking {
+        bytes,
+        block,
+        split: if is_split { element } else { 1 },
+    };
+    if !block.is_multiple_of(chunking.split) {
+        return Err("the blocks of a Blosc frame are not of whole elements");
     }
-    // Each block has at least two integers of 4 bytes: the offset of the block, and the size of its stream.
-    let starts = bytes.div_ceil(block).checked_mul(8);
-    if starts.is_none_or(|starts| starts > frame.len() - BLOSC_HEADER) {
+    if chunking.steps() > 1 && !chunking.step().is_multiple_of(SLOT_ALIGNMENT) {
+        return Err("the streams of a Blosc frame do not begin where a device can write them");
+    }
+    // The check limits the memory for the list of chunks.
+    if blosc_beside_streams(chunking) > frame.len() - BLOSC_HEADER {
         return Err(BLOSC_STREAMS);
     }
     let shuffle = if flags & shuffle != 0 && element > 1 {
@@ -330,31 +342,46 @@ pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason
         format,
         shuffle,
         element,
-        block,
+        chunking,
     })
 }
 
-/// Returns the stream of block `number` of a Blosc frame whose streams have the format `format`. Blocks may be
-/// in any order, since C-Blosc writes a block when a thread has compressed it. The structure of a stream of
-/// zstd is returned, too.
+/// Returns the number of bytes that a Blosc frame needs for the offsets of its blocks and the sizes of its
+/// streams.
+pub(super) fn blosc_beside_streams(chunking: Chunking) -> usize {
+    let integers = chunking.blocks().saturating_add(chunking.chunks());
+    integers.saturating_mul(4)
+}
+
+/// Returns the offset of the block with the number `block` in a Blosc frame. The streams of the block are there,
+/// one behind the other, each behind its size. Blocks may be in any order, since C-Blosc writes a block when a
+/// thread has compressed it.
+pub(super) fn blosc_block(frame: &[u8], block: usize) -> Result<usize, Reason> {
+    integer(frame, BLOSC_HEADER + 4 * block).ok_or(BLOSC_STREAMS)
+}
+
+/// Returns the stream of the chunk with the number `chunk` in a Blosc frame whose streams have the format
+/// `format`. The size of the stream is at the offset `at`. The structure of a stream of zstd is returned, too.
+///
+/// A stream that is as long as its chunk is the chunk, without compression.
 pub(super) fn blosc_stream(
     frame: &[u8],
     chunking: Chunking,
     format: Format,
-    number: usize,
+    (at, chunk): (usize, usize),
 ) -> Result<(CompressedFramePart, Option<ZstdFrame>), Reason> {
-    let start = integer(frame, BLOSC_HEADER + 4 * number).ok_or(BLOSC_STREAMS)?;
-    let len = integer(frame, start).ok_or(BLOSC_STREAMS)?;
-    let start = start + 4;
-    let block = chunk_len(chunking, number);
+    let len = integer(frame, at).ok_or(BLOSC_STREAMS)?;
+    let start = at + 4;
+    let content = chunking.chunk(chunk).len();
     let is_behind_the_starts = start >= blosc_streams_begin(chunking) + 4;
     let stream = frame.get(start..).and_then(|rest| rest.get(..len));
-    let Some(stream) = stream.filter(|_| is_behind_the_starts && (1..=block).contains(&len)) else {
+    let Some(stream) = stream.filter(|_| is_behind_the_starts && (1..=content).contains(&len))
+    else {
         return Err(BLOSC_STREAMS);
     };
-    let raw = len == block;
+    let raw = len == content;
     let zstd = match format {
-        Format::Zstd if !raw => Some(zstd(stream, block)?),
+        Format::Zstd if !raw => Some(zstd(stream, content)?),
         _ => None,
     };
     Ok((CompressedFramePart { start, len, raw }, zstd))
@@ -363,12 +390,6 @@ pub(super) fn blosc_stream(
 /// Returns the offset in a Blosc frame at which its table of blocks ends.
 pub(super) fn blosc_streams_begin(chunking: Chunking) -> usize {
     BLOSC_HEADER + 4 * chunking.blocks()
-}
-
-/// Returns the number of bytes of the chunk with index `number` of a subchunk.
-pub(super) fn chunk_len(chunking: Chunking, number: usize) -> usize {
-    let start = number.saturating_mul(chunking.block);
-    chunking.bytes.saturating_sub(start).min(chunking.block)
 }
 
 /// Returns the little-endian `i32` at offset `at` of `frame`; `None` if it lies outside the frame or is

@@ -1,5 +1,7 @@
 //! The tables that a batched compressor reads. The kernel is in `chunk_tables.cu`.
 
+use std::ops::Range;
+
 use super::spans::{Launch, Most, Slots};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 
@@ -8,19 +10,73 @@ const BLOCK: u32 = 256;
 
 const MOST: Most = Most::PerMultiprocessor(16);
 
-/// The division of a subchunk into chunks. The compressor compresses each chunk separately.
+/// The division of a subchunk into blocks, and of a block into chunks. The compressor compresses each chunk
+/// separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunking {
     /// The size of a subchunk, in bytes.
     pub bytes: usize,
-    /// The size of a chunk, in bytes. The last chunk may be shorter.
+    /// The size of a block, in bytes. The last block may be shorter.
     pub block: usize,
+    /// The number of chunks of a whole block, which all have the same size. A shorter last block is one chunk.
+    pub split: usize,
 }
 
 impl Chunking {
-    /// Returns the number of chunks of a subchunk.
+    /// Returns the division of `bytes` bytes into chunks of `block` bytes.
+    pub fn new(bytes: usize, block: usize) -> Self {
+        let split = 1;
+        Self {
+            bytes,
+            block,
+            split,
+        }
+    }
+
+    /// Returns the number of blocks of a subchunk.
     pub fn blocks(self) -> usize {
         self.bytes.div_ceil(self.block.max(1))
+    }
+
+    /// Returns the number of chunks of a subchunk.
+    pub fn chunks(self) -> usize {
+        let whole = self.bytes / self.block.max(1);
+        whole.saturating_mul(self.split) + (self.blocks() - whole)
+    }
+
+    /// Returns the numbers of the chunks of the block with the number `block`.
+    pub fn of_block(self, block: usize) -> Range<usize> {
+        let first = block.saturating_mul(self.split);
+        first..first.saturating_add(self.split).min(self.chunks())
+    }
+
+    /// Returns the number of bytes of a chunk of a whole block.
+    pub fn step(self) -> usize {
+        self.block / self.split.max(1)
+    }
+
+    /// Returns the number of steps from the begin of a subchunk to its end. Each chunk begins at a whole step.
+    pub fn steps(self) -> usize {
+        self.bytes.div_ceil(self.step().max(1))
+    }
+
+    /// Returns the bytes of the chunk with the number `number` in its subchunk.
+    pub fn chunk(self, number: usize) -> Range<usize> {
+        let whole = self.bytes / self.block.max(1);
+        if number < whole.saturating_mul(self.split) {
+            let start = number * self.step();
+            start..start + self.step()
+        } else {
+            whole * self.block..self.bytes
+        }
+    }
+
+    /// Returns the number of bytes of the longest chunk.
+    pub fn longest(self) -> usize {
+        match self.bytes / self.block.max(1) {
+            0 => self.bytes,
+            whole => self.step().max(self.bytes - whole * self.block),
+        }
     }
 }
 
@@ -60,7 +116,14 @@ pub unsafe fn chunk_tables(
         stream,
         kernel: "chunk_tables",
     };
-    let Chunking { bytes, block } = chunking;
+    let Chunking {
+        bytes,
+        block,
+        split,
+    } = chunking;
+    launch.require(split == 1, || {
+        format!("blocks of {split} chunks each are not compressed on a device")
+    })?;
     let input_span = launch.slots("subchunks", inputs)?;
     let output_span = launch.slots("streams", outputs)?;
     launch.require((1..=inputs.stride).contains(&bytes), || {
@@ -153,7 +216,7 @@ pub(crate) mod tests {
             })
             .prop_map(|(bytes, block, count, (room, granules), stored)| Case {
                 count,
-                chunking: Chunking { bytes, block },
+                chunking: Chunking::new(bytes, block),
                 strides: ((bytes + room).next_multiple_of(16), granules * 16),
                 stored: stored.map(|stored| stored[..count].to_vec()),
             })
@@ -228,7 +291,7 @@ pub(crate) mod tests {
             for elide in [false, true] {
                 let case = Case {
                     count,
-                    chunking: Chunking { bytes: 7, block },
+                    chunking: Chunking::new(7, block),
                     strides: (16, 16),
                     stored: elide.then(|| (0..count).map(|i| i % 3 != 1).collect()),
                 };
@@ -242,13 +305,50 @@ pub(crate) mod tests {
         check_chunk_tables(&Simulation::eager(), 64);
     }
 
+    /// Compares a division with one that lists the chunks of each block.
+    #[test]
+    fn chunks_are_those_of_their_blocks() {
+        let any = (1..5000_usize, 1..600_usize, 1..20_usize);
+        effort::property(256, &any, |(bytes, step, split)| {
+            let chunking = Chunking {
+                bytes,
+                block: step * split,
+                split,
+            };
+            let mut chunks: Vec<Range<usize>> = Vec::new();
+            for (number, start) in (0..bytes).step_by(step * split).enumerate() {
+                let first = chunks.len();
+                let end = start + step * split;
+                if end > bytes {
+                    chunks.push(start..bytes);
+                } else {
+                    let starts = (start..end).step_by(step);
+                    chunks.extend(starts.map(|start| start..start + step));
+                }
+                prop_assert_eq!(chunking.of_block(number), first..chunks.len());
+            }
+            prop_assert_eq!(chunking.chunks(), chunks.len());
+            prop_assert_eq!(chunking.blocks(), bytes.div_ceil(step * split));
+            let longest = chunks.iter().map(ExactSizeIterator::len).max();
+            prop_assert_eq!(Some(chunking.longest()), longest);
+            let mut steps = 0;
+            for (number, chunk) in chunks.iter().enumerate() {
+                prop_assert_eq!(&chunking.chunk(number), chunk);
+                prop_assert_eq!(chunk.start, steps * chunking.step());
+                steps += chunk.len().div_ceil(chunking.step());
+            }
+            prop_assert_eq!(chunking.steps(), steps);
+            Ok(())
+        });
+    }
+
     /// The addresses in the tables are those of this launch, whatever the simulation remembers.
     #[test]
     fn tables_of_the_same_chunks_again() {
         for _ in 0..5 {
             let case = Case {
                 count: 10,
-                chunking: Chunking { bytes: 7, block: 3 },
+                chunking: Chunking::new(7, 3),
                 strides: (16, 16),
                 stored: None,
             };
@@ -280,7 +380,7 @@ pub(crate) mod tests {
                     len,
                     ..spans[0]
                 };
-                let chunking = Chunking { bytes, block };
+                let chunking = Chunking::new(bytes, block);
                 let tables = ChunkTables {
                     input_pointers: part(at, tables_len),
                     input_sizes: part(at + 64, tables_len),
@@ -302,10 +402,7 @@ pub(crate) mod tests {
         let driver = counting();
         let case = Case {
             count: 1024,
-            chunking: Chunking {
-                bytes: 64,
-                block: 16,
-            },
+            chunking: Chunking::new(64, 16),
             strides: (64, 16),
             stored: Some(vec![true; 1024]),
         };

@@ -16,6 +16,7 @@ mod order;
 mod reading;
 mod schedules;
 mod shut_down;
+mod split_blosc;
 mod stream;
 mod warm_up;
 mod wrong_results;

@@ -245,7 +245,7 @@ pub(super) fn whole_shard(engine: CudaEngine) -> Result<(), EngineError> {
 }
 
 /// Reads the boxes of an encoded shard, and compares them with the elements.
-fn read(
+pub(super) fn read(
     simulation: &Simulation,
     reads: &CudaReads,
     shard: &Shard,
