@@ -4,6 +4,7 @@
 //! encoded bytes -> streams, each where nvCOMP may read it      split
 //! encoded bytes -> chunks that are stored as they are          split
 //! streams -> slots, or shuffled slots; sizes and statuses      nvCOMP
+//! chunks -> their places in these slots                        gather, where nvCOMP could not write them there
 //! shuffled slots -> slots                                      unshuffle, where Blosc did
 //! slots -> CRC-32                                              crc32, for gzip
 //! ```
@@ -15,6 +16,7 @@
 use super::arena::Region;
 use super::compressed_frame_parts::{CompressedFramePart, CompressedFrameParts};
 use super::counters::TimedStage;
+use super::decompression::apart::Apart;
 use super::decompression::{Buffers, CRC32, NUMBER, Prepared, STATUS};
 use super::driver::{DeviceSpan, DriverError, Span};
 use super::kernels::chunk_tables::Chunking;
@@ -60,10 +62,19 @@ struct Tables {
     /// and their number. Both numbers are 0 in a chunk that is stored compressed.
     raw_offsets: Region,
     raw_sizes: Region,
+    /// The [tables](Apart::tables) of chunks that are decompressed apart.
+    run_offsets: Region,
+    run_sources: Region,
 }
 
 impl Tables {
-    fn new(mut region: Region, stream_slots: usize, streams: usize, steps: usize) -> Self {
+    fn new(
+        mut region: Region,
+        stream_slots: usize,
+        streams: usize,
+        steps: usize,
+        runs: [usize; 2],
+    ) -> Self {
         let mut next = |count: usize| take(&mut region, count * NUMBER);
         Self {
             offsets: next(stream_slots),
@@ -74,6 +85,8 @@ impl Tables {
             capacities: next(streams),
             raw_offsets: next(steps),
             raw_sizes: next(steps),
+            run_offsets: take(&mut region, runs[0]),
+            run_sources: take(&mut region, runs[1]),
         }
     }
 }
@@ -172,7 +185,12 @@ impl Decompression<'_> {
         let in_slots = |chunk: Chunk| chunk.part.len.div_ceil(buffers.stream_stride);
         let stream_slots = self.streams(subchunks).map(in_slots).sum();
         let region = session.batch(subchunks.batch).tables;
-        Tables::new(region, stream_slots, self.num_streams(subchunks), steps)
+        let runs = buffers
+            .apart
+            .map(|apart| apart.table_bytes(subchunks.count));
+        let runs = runs.flatten().unwrap_or_default();
+        let streams = self.num_streams(subchunks);
+        Tables::new(region, stream_slots, streams, steps, runs)
     }
 
     fn results(&self, subchunks: Subchunks, region: Region) -> Results {
@@ -184,27 +202,44 @@ impl Decompression<'_> {
         Results::new(region, self.num_streams(subchunks), checksums)
     }
 
-    /// Returns the places to which the chunks of `slots` are decompressed: the steps of `slots`, which lie one
-    /// after the other.
-    fn chunk_slots(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
+    /// Returns the slots that get the content of `slots` before Blosc's shuffle is undone.
+    fn shuffled(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
         let span = match self.parts.layout.shuffle {
             Some(_) => session.lane.device(buffers.shuffled),
             None => slots.span,
         };
+        Slots { span, ..slots }
+    }
+
+    /// Returns the places to which the chunks of `slots` are decompressed: the steps of `slots`, which lie one
+    /// after the other.
+    fn chunk_slots(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
         let steps = self.chunking().steps();
-        Slots {
-            span,
-            stride: slots.stride / steps,
-            count: slots.count * steps,
+        let count = slots.count * steps;
+        match buffers.apart {
+            Some(Apart { region, stride, .. }) => Slots {
+                span: session.lane.device(region),
+                stride,
+                count,
+            },
+            None => Slots {
+                span: self.shuffled(session, buffers, slots).span,
+                stride: slots.stride / steps,
+                count,
+            },
         }
     }
 
-    /// Zeroes the shuffled slots before the first batch, since kernels read the slots by whole words.
+    /// Zeroes the slots of chunks and the shuffled slots before the first batch, since kernels read the slots by
+    /// whole words, and gather bytes behind the chunks.
     pub(super) fn prepare(session: &Session<'_>) -> Result<(), DriverError> {
         let lane = session.lane;
         for (workspace, stream) in std::iter::zip(&session.sizing.workspaces, lane.kernel_streams) {
             if let Some(buffers) = &workspace.decompression {
                 lane.zero(*stream, buffers.shuffled)?;
+                if let Some(apart) = &buffers.apart {
+                    lane.zero(*stream, apart.region)?;
+                }
             }
         }
         Ok(())
@@ -241,24 +276,26 @@ impl Decompression<'_> {
             }
         }
         let mut numbers = [stream_offsets, stream_sizes, lengths, inputs].concat();
-        numbers.extend(self.streams(subchunks).map(|stream| {
-            let at = stream.subchunk * slots.stride + chunking.chunk(stream.number).start;
-            address(chunk_slots.span, at)
-        }));
+        let step = |chunk: Chunk| {
+            let before = chunking.chunk(chunk.number).start / chunking.step();
+            chunk.subchunk * chunking.steps() + before
+        };
+        let output = |stream| address(chunk_slots.span, step(stream) * chunk_slots.stride);
+        numbers.extend(self.streams(subchunks).map(output));
         let capacity = |stream: Chunk| chunking.chunk(stream.number).len() as u64;
         numbers.extend(self.streams(subchunks).map(capacity));
         if self.parts.layout.raw {
             let mut raw = vec![(0, 0); chunk_slots.count];
             for chunk in self.chunks(subchunks).filter(|chunk| chunk.part.raw) {
-                let step = chunking.chunk(chunk.number).start / chunking.step();
-                let steps = raw
-                    .iter_mut()
-                    .skip(chunk.subchunk * chunking.steps() + step);
+                let steps = raw.iter_mut().skip(step(chunk));
                 let pieces = in_slots(place(chunk), chunk.part.len, chunk_slots.stride);
                 steps.zip(pieces).for_each(|(step, piece)| *step = piece);
             }
             numbers.extend(raw.iter().map(|(offset, _)| offset));
             numbers.extend(raw.iter().map(|(_, size)| size));
+        }
+        if let Some(apart) = &buffers.apart {
+            numbers.extend(apart.tables(chunking, slots));
         }
         let regions = session.batch(subchunks.batch);
         let from = lane.write_values(
@@ -336,11 +373,15 @@ impl Decompression<'_> {
                 .decompress(driver, stream, &batch)
         })?;
 
+        let shuffled = self.shuffled(session, buffers, slots);
+        if let Some(apart) = &buffers.apart {
+            // SAFETY: as for splitting. `upload` wrote the tables for these slots.
+            run(TimedStage::Decompress, &|| unsafe {
+                let tables = [tables.run_offsets, tables.run_sources].map(|of| lane.device(of));
+                apart.gather(driver, stream, chunk_slots, tables, shuffled)
+            })?;
+        }
         if let Some((shuffle, blocks)) = self.parts.layout.shuffle {
-            let shuffled = Slots {
-                span: chunk_slots.span,
-                ..slots
-            };
             // SAFETY: as for splitting.
             run(TimedStage::Shuffle, &|| unsafe {
                 unshuffle(driver, stream, shuffle, shuffled, slots, blocks)

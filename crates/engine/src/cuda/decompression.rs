@@ -1,10 +1,14 @@
 //! A chain's decompressor on a device: nvCOMP's requirements, and its buffers.
 
+#[allow(unsafe_code)]
+pub(super) mod apart;
+
 use super::arena::{Arena, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT};
 use super::compressed_frame_parts::CompressedFrameLayout;
 use super::compression::BatchRequirements;
-use super::kernels::chunk_tables::Chunking;
+use super::frame_parsing::LEAST_APART;
 use super::nvcomp::{Decompressor, Nvcomp, Requirements};
+use apart::Apart;
 
 /// The number of tables that have one number for each stream, and for each slot that a stream takes.
 const PER_STREAM: usize = 4;
@@ -36,7 +40,7 @@ impl Prepared {
         let decompressor = nvcomp.decompressor(layout.format)?;
         let step = layout.chunking.step();
         let alignment = decompressor.alignments().output.max(SLOT_ALIGNMENT);
-        if layout.chunking.steps() > 1 && !step.is_multiple_of(alignment) {
+        if !layout.chunking.begins_at(alignment) && step < LEAST_APART {
             return Err(format!(
                 "a device decompresses to multiples of {alignment} bytes, and Blosc's blocks or their parts have {step}"
             ));
@@ -49,16 +53,20 @@ impl Prepared {
         })
     }
 
-    /// Returns the number of bytes from the begin of one slot to the begin of the next. A slot of several chunks
-    /// has whole [steps](Chunking::steps). `None` if the number overflows.
+    /// Returns the number of bytes from the begin of one slot to the begin of the next. A slot to which several
+    /// chunks are decompressed has whole steps of its chunking. `None` if the number overflows.
     pub(super) fn slot_stride(&self) -> Option<usize> {
-        let Chunking { bytes, .. } = self.layout.chunking;
+        let chunking = self.layout.chunking;
         let alignment = self.decompressor.alignments().output.max(SLOT_ALIGNMENT);
-        match self.layout.chunking.steps() {
-            1 if bytes >= LONG_SLOT => bytes.checked_next_multiple_of(alignment.max(LINE)),
-            1 => bytes.checked_next_multiple_of(alignment),
-            steps => self.layout.chunking.step().checked_mul(steps),
+        let (bytes, steps) = (chunking.bytes, chunking.steps());
+        if steps > 1 && chunking.begins_at(alignment) {
+            return chunking.step().checked_mul(steps);
         }
+        bytes.checked_next_multiple_of(if bytes >= LONG_SLOT {
+            alignment.max(LINE)
+        } else {
+            alignment
+        })
     }
 
     /// Returns nvCOMP's requirements for the decompression of `count` subchunks at once.
@@ -92,6 +100,8 @@ pub(super) struct Buffers {
     pub(super) stream_stride: usize,
     /// The slots before Blosc's shuffle is undone; empty if the chain does not shuffle.
     pub(super) shuffled: Region,
+    /// The chunks, if they are not decompressed to their places.
+    pub(super) apart: Option<Apart>,
     pub(super) temp: Region,
     /// The number of bytes of a batch's tables, and of a batch's results.
     pub(super) tables: usize,
@@ -124,16 +134,30 @@ impl Buffers {
         };
         let per_step = PER_STREAM_SLOT + if layout.raw { PER_STEP } else { 0 };
         let of_streams = chunks.checked_mul(PER_STREAM * NUMBER)?;
+        let output = requirements.alignments.output.max(SLOT_ALIGNMENT);
+        let apart = if layout.chunking.begins_at(output) {
+            None
+        } else {
+            let slots = (count, slot_stride);
+            Some(Apart::new(arena, layout.chunking, slots, output)?)
+        };
+        let [run_offsets, run_sources] = match &apart {
+            Some(apart) => apart.table_bytes(count)?,
+            None => [0, 0],
+        };
         let checksums = count.checked_mul(CRC32)?;
         Some(Self {
             requirements,
             streams: arena.region(stream_stride.checked_mul(steps)?)?,
             stream_stride,
             shuffled: arena.region(shuffled)?,
+            apart,
             temp: arena.region(requirements.temp)?,
             tables: steps
                 .checked_mul(per_step * NUMBER)?
-                .checked_add(of_streams)?,
+                .checked_add(of_streams)?
+                .checked_add(run_offsets)?
+                .checked_add(run_sources)?,
             results: chunks
                 .checked_mul(NUMBER + STATUS)?
                 .checked_add(checksums)?,

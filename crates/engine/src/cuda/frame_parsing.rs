@@ -255,6 +255,9 @@ pub(super) const BLOSC_COMPRESSOR: Reason = "a Blosc frame of a compressor that 
 const BAD_BLOSC_HEADER: Reason = "the header of a Blosc frame is not one that a device takes";
 const BLOSC_STREAMS: Reason = "the streams of a Blosc frame are not what a device takes";
 const BLOSC_HEADER: usize = 16;
+/// The least number of bytes of the chunks of a Blosc frame that a device decompresses apart from one another and
+/// then puts together. C-Blosc makes no smaller blocks and streams.
+pub(super) const LEAST_APART: usize = 128;
 
 /// The parsed header of a Blosc frame.
 pub(super) struct BloscHeader {
@@ -302,9 +305,6 @@ pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason
     if block == 0 || block > bytes {
         return Err(BAD_BLOSC_HEADER);
     }
-    if block < bytes && !block.is_multiple_of(SLOT_ALIGNMENT) {
-        return Err("the blocks of a Blosc frame do not begin where a device can write them");
-    }
     if flags & memcpyed != 0 {
         return Err("a Blosc frame is not compressed");
     }
@@ -324,7 +324,7 @@ pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason
     if !block.is_multiple_of(chunking.split) {
         return Err("the blocks of a Blosc frame are not of whole elements");
     }
-    if chunking.steps() > 1 && !chunking.step().is_multiple_of(SLOT_ALIGNMENT) {
+    if !chunking.begins_at(SLOT_ALIGNMENT) && chunking.step() < LEAST_APART {
         return Err("the streams of a Blosc frame do not begin where a device can write them");
     }
     // The check limits the memory for the list of chunks.

@@ -60,6 +60,11 @@ impl Chunking {
         self.bytes.div_ceil(self.step().max(1))
     }
 
+    /// Returns whether all chunks of a subchunk that begins at a multiple of `alignment` bytes begin at such multiples.
+    pub fn begins_at(self, alignment: usize) -> bool {
+        self.chunks() <= 1 || self.step().is_multiple_of(alignment)
+    }
+
     /// Returns the bytes of the chunk with the number `number` in its subchunk.
     pub fn chunk(self, number: usize) -> Range<usize> {
         let whole = self.bytes / self.block.max(1);

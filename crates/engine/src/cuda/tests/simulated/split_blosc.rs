@@ -45,15 +45,17 @@ impl Frame {
         !self.dont_split && (2..=16).contains(&self.element) && self.step >= 128
     }
 
-    /// Returns whether a device decodes the frame: each stream begins where the device can write its content.
-    fn is_for_device(&self) -> bool {
+    /// Returns whether a device decodes the frame: each stream begins where the device can write its content, or is
+    /// long enough to be decompressed apart.
+    fn is_for_device(&self, library: StandIn) -> bool {
+        let alignment = if library == StandIn::Coarse { 256 } else { 16 };
         let begins = if self.is_split() {
             self.step
         } else {
             self.block()
         };
         let is_one = self.blocks == 1 && self.leftover == 0 && !self.is_split();
-        is_one || begins.is_multiple_of(16)
+        is_one || begins.is_multiple_of(alignment) || begins >= 128
     }
 
     /// Returns the frame with the number `number`. Its streams have bytes of several kinds, so that some streams
@@ -151,7 +153,7 @@ fn frames() -> impl Strategy<Value = Frame> {
     // Streams around the least size of a split, most of which begin where a device can write them.
     let step = prop_oneof![
         4 => (6..14_usize).prop_map(|sixteenths| 16 * sixteenths),
-        1 => 120..140_usize,
+        2 => 120..180_usize,
     ];
     let shape = (step, 1..4_usize, any::<Option<u16>>());
     let flags = (prop::bool::weighted(0.2), any::<u64>());
@@ -203,12 +205,13 @@ fn read_on_host(
 #[test]
 fn any_blocks() {
     let (on_device, split) = (Cell::new(0), Cell::new(0));
-    let any = (frames(), 1..4_usize, any::<bool>(), 0..8_u64);
-    effort::property(96, &any, |(frame, count, is_five, seed)| {
-        let library = if is_five { StandIn::Five } else { StandIn::Six };
+    let libraries = vec![StandIn::Six, StandIn::Five, StandIn::Coarse];
+    let libraries = proptest::sample::select(libraries);
+    let any = (frames(), 1..4_usize, libraries, 0..8_u64);
+    effort::property(128, &any, |(frame, count, library, seed)| {
         let (shard, encoded) = frame.shard(count);
         let schedule = schedule_of(seed);
-        let is_for_device = frame.is_for_device();
+        let is_for_device = frame.is_for_device(library);
         let by_device = decoded(library, schedule, &shard, &encoded);
         prop_assert_eq!(by_device, is_for_device);
         let on_host = read_on_host(library, schedule, &shard, &encoded);
@@ -233,21 +236,22 @@ fn frames_of_c_blosc() {
         blocksize: 0,
     };
     // Level 1 makes blocks of 64 KiB, or 128 KiB for elements of 8 bytes.
-    for (stage, bytes, on_device) in [
-        (of(Cname::Lz4, 5, Shuffle::Byte, 2), 512, true),
-        (of(Cname::Lz4, 5, Shuffle::Byte, 2), 32 << 10, true),
-        (of(Cname::Lz4, 1, Shuffle::Byte, 2), 80_002, true),
-        (of(Cname::Lz4, 1, Shuffle::None, 4), 131_072, true),
-        (of(Cname::Lz4, 1, Shuffle::Bit, 4), 101_000, true),
-        (of(Cname::Lz4Hc, 1, Shuffle::Byte, 2), 70_000, true),
-        (of(Cname::Lz4, 1, Shuffle::Byte, 8), 140_000, true),
-        (of(Cname::Lz4, 5, Shuffle::Byte, 16), 16 << 10, true),
-        (of(Cname::Lz4, 5, Shuffle::Byte, 17), 17 << 10, true),
-        (of(Cname::Lz4, 5, Shuffle::Byte, 1), 10_001, true),
-        (of(Cname::Lz4, 5, Shuffle::Byte, 3), 48 << 8, true),
-        (of(Cname::Zstd, 1, Shuffle::Byte, 2), 10_000, true),
-        // The second stream would begin at byte 1001.
-        (of(Cname::Lz4, 5, Shuffle::Byte, 2), 2002, false),
+    for (stage, bytes) in [
+        (of(Cname::Lz4, 5, Shuffle::Byte, 2), 512),
+        (of(Cname::Lz4, 5, Shuffle::Byte, 2), 32 << 10),
+        (of(Cname::Lz4, 1, Shuffle::Byte, 2), 80_002),
+        (of(Cname::Lz4, 1, Shuffle::None, 4), 131_072),
+        (of(Cname::Lz4, 1, Shuffle::Bit, 4), 101_000),
+        (of(Cname::Lz4Hc, 1, Shuffle::Byte, 2), 70_000),
+        (of(Cname::Lz4, 1, Shuffle::Byte, 8), 140_000),
+        (of(Cname::Lz4, 5, Shuffle::Byte, 16), 16 << 10),
+        (of(Cname::Lz4, 5, Shuffle::Byte, 17), 17 << 10),
+        (of(Cname::Lz4, 5, Shuffle::Byte, 1), 10_001),
+        (of(Cname::Lz4, 5, Shuffle::Byte, 3), 48 << 8),
+        (of(Cname::Zstd, 1, Shuffle::Byte, 2), 10_000),
+        // The second stream begins at byte 1001, or 21845.
+        (of(Cname::Lz4, 5, Shuffle::Byte, 2), 2002),
+        (of(Cname::Lz4, 1, Shuffle::Bit, 3), 100_003),
     ] {
         let mut shard = Shard::of_bytes(bytes, 2, Content::Text);
         // Elements whose first bytes are noise, which C-Blosc stores without compression in a stream of its own.
@@ -262,9 +266,9 @@ fn frames_of_c_blosc() {
         let encoded = encoded_by_host(&shard);
         let what = format!("{stage:?} of {bytes} bytes");
         let by_device = decoded(StandIn::Six, Schedule::Latest, &shard, &encoded);
-        assert_eq!(by_device, on_device, "{what}");
+        assert!(by_device, "{what}");
         let on_host = read_on_host(StandIn::Six, Schedule::Eager, &shard, &encoded);
-        assert_eq!(on_host, if on_device { 0 } else { 2 }, "{what}");
+        assert_eq!(on_host, 0, "{what}");
     }
 }
 
