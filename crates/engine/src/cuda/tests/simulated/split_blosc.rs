@@ -13,7 +13,7 @@ use super::decompression::{compress_zstd, decoder};
 use super::reading::{Boxes, assert_all_freed, encoded_by_host, read, reads_on};
 use super::*;
 use crate::contract::{BloscStage, Cname, EncodedShard, Shuffle};
-use crate::cuda::compressed_frame_parts::{self, CompressedFrameParts};
+use crate::cuda::compressed_frame_parts::{self, CompressedFramePart, CompressedFrameParts};
 use crate::cuda::nvcomp::Format;
 
 /// The blocks of a frame, and what its header says about them.
@@ -91,10 +91,12 @@ impl Frame {
         for block in order {
             starts[block] = 16 + 4 * sizes.len() + streams.len();
             for &size in &sizes[block] {
-                let kind = dice() % 3;
+                let kind = dice() % 4;
                 let content: Vec<u8> = (0..size)
                     .map(|at| match kind {
                         0 => dice() as u8,
+                        // Compressed to three quarters, so the stream of a shorter last block takes several slots.
+                        3 if at < size / 4 * 3 => dice() as u8,
                         1 => (at / 50) as u8,
                         _ => 9,
                     })
@@ -121,6 +123,15 @@ impl Frame {
 
     /// Returns a shard of one axis of the frames `0..count`, and its elements, which the host has decoded.
     fn shard(&self, count: usize) -> (Shard, EncodedShard) {
+        self.shard_of(count, |number| Some(self.encode(number)))
+    }
+
+    /// Returns such a shard of the frames that `encode` returns; `None` for a subchunk that is absent.
+    fn shard_of(
+        &self,
+        count: usize,
+        encode: impl Fn(u64) -> Option<Vec<u8>>,
+    ) -> (Shard, EncodedShard) {
         let shard = Shard::of_bytes(self.bytes(), count, Content::Constant);
         let stage = Stage::Blosc(BloscStage {
             cname: self.cname,
@@ -135,8 +146,10 @@ impl Frame {
         };
         for number in 0..count {
             let start = encoded.bytes.len();
-            encoded.bytes.extend(self.encode(number as u64));
-            encoded.extents.push(Some(start..encoded.bytes.len()));
+            let frame = encode(number as u64);
+            encoded.bytes.extend(frame.iter().flatten());
+            let extent = frame.map(|_| start..encoded.bytes.len());
+            encoded.extents.push(extent);
         }
         let mut shard = shard.compressed(0, stage, 0);
         shard.elements = HostEngine
@@ -195,7 +208,8 @@ fn read_on_host(
     let (engine, reads) = reads_on(&simulation, library, shard, true).expect("reads");
     read(&simulation, &reads, shard, encoded, &Boxes::whole(shard)).expect("reads");
     let counts = engine.counters().snapshot();
-    assert_eq!(counts.subchunks_read, shard.grid.num_subchunks() as u64);
+    let stored = encoded.extents.iter().flatten().count();
+    assert_eq!(counts.subchunks_read, stored as u64);
     drop((engine, reads));
     assert_all_freed(&simulation);
     counts.subchunks_read_on_host
@@ -204,7 +218,7 @@ fn read_on_host(
 /// Frames of every kind: the device decodes those that it can, and the host the others.
 #[test]
 fn any_blocks() {
-    let (on_device, split) = (Cell::new(0), Cell::new(0));
+    let (on_device, split, long) = (Cell::new(0), Cell::new(0), Cell::new(0));
     let libraries = vec![StandIn::Six, StandIn::Five, StandIn::Coarse];
     let libraries = proptest::sample::select(libraries);
     let any = (frames(), 1..4_usize, libraries, 0..8_u64);
@@ -218,10 +232,58 @@ fn any_blocks() {
         prop_assert_eq!(on_host, if is_for_device { 0 } else { count as u64 });
         on_device.set(on_device.get() + usize::from(by_device));
         split.set(split.get() + usize::from(by_device && frame.is_split()));
+        if by_device {
+            let parts = parse(&shard, &encoded).expect("a device takes them");
+            let is_long =
+                |part: &CompressedFramePart| !part.raw && part.len > parts.layout.chunking.step();
+            let streams = (0..count).flat_map(|number| parts.of_subchunk(number));
+            long.set(long.get() + streams.filter(|part| is_long(part)).count());
+        }
         Ok(())
     });
-    let counts = (on_device.get(), split.get());
-    assert!(counts.0 > 30 && counts.1 > 15, "{counts:?}");
+    let counts = [on_device, split, long].map(Cell::into_inner);
+    assert!(
+        counts[0] > 30 && counts[1] > 15 && counts[2] > 4,
+        "{counts:?}"
+    );
+}
+
+/// Subchunks that are absent, or that the host decodes, among those whose chunks are put together, with a shuffle and
+/// without.
+#[test]
+fn other_subchunks_among_chunks_that_are_apart() {
+    for (shuffle, schedule) in [
+        (Shuffle::None, Schedule::Eager),
+        (Shuffle::None, Schedule::Latest),
+        (Shuffle::Byte, Schedule::Latest),
+        (Shuffle::Bit, Schedule::Priority(3)),
+    ] {
+        let frame = Frame {
+            shuffle,
+            step: 133,
+            leftover: 211,
+            ..sample()
+        };
+        let encode = |number| match number % 4 {
+            1 => None,
+            // Content that is not compressed, behind the header.
+            3 => {
+                let mut stored = frame.encode(number)[..16].to_vec();
+                stored[2] |= 2;
+                stored.extend((0..frame.bytes()).map(|at| (at * at) as u8));
+                let len = u32::try_from(stored.len()).expect("small");
+                stored[12..16].copy_from_slice(&len.to_le_bytes());
+                Some(stored)
+            }
+            _ => Some(frame.encode(number)),
+        };
+        let (shard, encoded) = frame.shard_of(12, encode);
+        let on_host = read_on_host(StandIn::Six, schedule, &shard, &encoded);
+        assert_eq!(on_host, 3);
+        let (shard, encoded) = frame.shard_of(12, |number| encode(number & !2));
+        assert!(decoded(StandIn::Six, schedule, &shard, &encoded));
+        assert_eq!(read_on_host(StandIn::Six, schedule, &shard, &encoded), 0);
+    }
 }
 
 /// The frames of C-Blosc itself, with the default of numcodecs among them: no subchunk of elements of 2 bytes is
