@@ -19,7 +19,7 @@ use crate::layout::strides;
 const DONE: Site = Site("test: the application's work");
 
 /// An application with a stream, and memory that its stream fills, copies to the host, and frees at last.
-struct Application<'a> {
+pub(super) struct Application<'a> {
     driver: &'a Simulation,
     stream: StreamId,
     memory: DeviceMemory,
@@ -28,7 +28,7 @@ struct Application<'a> {
 }
 
 impl<'a> Application<'a> {
-    fn new(driver: &'a Simulation, len: usize) -> Result<Self, EngineError> {
+    pub(super) fn new(driver: &'a Simulation, len: usize) -> Result<Self, EngineError> {
         driver.enter()?;
         let this = Self {
             driver,
@@ -65,7 +65,7 @@ impl<'a> Application<'a> {
     }
 
     /// Returns the bytes of the memory when the stream is through, and frees everything.
-    fn end(self) -> Result<Vec<u8>, EngineError> {
+    pub(super) fn end(self) -> Result<Vec<u8>, EngineError> {
         let Self {
             driver,
             stream,
@@ -97,7 +97,7 @@ impl<'a> Application<'a> {
 }
 
 /// Hands boxes over to the memory of `application`, by `rounds` buffers of ours. The boxes are the same each time.
-fn hand_over(
+pub(super) fn hand_over(
     reads: &CudaReads,
     (shard, encoded): (&Shard, &EncodedShard),
     boxes: &Boxes,
@@ -160,8 +160,13 @@ fn some(
             let buffer = reads.allocate(boxes.len)?;
             read_to(&reads, shard, &encoded, &boxes, &buffer)?;
             application.take(buffer.pointer())?;
-            // SAFETY: the only use of the buffer is in the stream.
-            unsafe { buffer.release(application.stream.0)? };
+            if taken.len() == 1 {
+                // The copy is still queued. Another thread drops the buffer.
+                std::thread::scope(|scope| drop(scope.spawn(move || drop(buffer))));
+            } else {
+                // SAFETY: the only use of the buffer is in the stream.
+                unsafe { buffer.release(application.stream.0)? };
+            }
             taken.push(application);
         }
         for application in taken {

@@ -6,6 +6,7 @@ mod compression;
 mod decompression;
 mod download;
 mod faults;
+mod faulty_reads;
 mod handing_over;
 pub(super) mod hangs;
 mod kernels_alone;
