@@ -16,7 +16,7 @@ use crate::cuda::read::CudaReads;
 use crate::layout::strides;
 
 /// Names of waits of these tests begin so.
-const DONE: Site = Site("test: the application's work");
+const DONE: Site = Site("application: its stream is through");
 
 /// An application with a stream, and memory that its stream fills, copies to the host, and frees at last.
 pub(super) struct Application<'a> {
@@ -137,10 +137,10 @@ pub(super) fn hand_over(
 /// Hands boxes over, and gives back a tensor that an application still copies.
 fn some(
     simulation: &Arc<Simulation>,
-    (shard, library): (&Shard, StandIn),
+    (engine, reads): (CudaEngine, CudaReads),
+    shard: &Shard,
     seeds: u64,
 ) -> Result<(), EngineError> {
-    let (engine, reads) = reads_on(simulation, library, shard, true)?;
     let encoded = encoded_by_host(shard);
     for seed in 0..seeds {
         let boxes = Boxes::any(shard, &mut Dice(seed));
@@ -181,9 +181,14 @@ fn some(
     Ok(())
 }
 
-/// A read that is handed over, for tests of waits.
-pub(super) fn whole_shard(simulation: &Arc<Simulation>) -> Result<(), EngineError> {
-    some(simulation, (&Shard::new(0), StandIn::Six), 1)
+/// Reads that are handed over, and tensors that are given back, on `engine`.
+pub(super) fn with_an_application(
+    simulation: &Arc<Simulation>,
+    engine: CudaEngine,
+) -> Result<(), EngineError> {
+    let shard = Shard::new(0);
+    let reads = engine.clone().reads(0, &shard.grid, &shard.chain)?;
+    some(simulation, (engine, reads), &shard, 1)
 }
 
 fn shards() -> [(Shard, StandIn); 2] {
@@ -204,7 +209,8 @@ fn elements_reach_the_memory_of_an_application() {
     for schedule in SCHEDULES {
         for (shard, library) in shards() {
             let simulation = simulation(schedule);
-            some(&simulation, (&shard, library), 6).expect("hands over");
+            let reads = reads_on(&simulation, library, &shard, true).expect("reads");
+            some(&simulation, reads, &shard, 6).expect("hands over");
             assert_all_freed(&simulation);
         }
     }
@@ -220,7 +226,8 @@ fn without(removed: Option<Site>, schedule: Schedule) -> Result<BTreeSet<Site>, 
             ..Config::default()
         }));
         sites.extend(sites_of(&simulation, || {
-            some(&simulation, (&shard, library), 3)
+            let reads = reads_on(&simulation, library, &shard, true)?;
+            some(&simulation, reads, &shard, 3)
         })?);
     }
     Ok(sites)

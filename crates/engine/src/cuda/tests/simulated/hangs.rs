@@ -64,7 +64,7 @@ fn read(simulation: &Arc<Simulation>, _: bool) -> Result<(), EngineError> {
 
 /// Reads a shard into memory of an application.
 fn hand_over(simulation: &Arc<Simulation>, _: bool) -> Result<(), EngineError> {
-    super::handing_over::whole_shard(simulation)
+    super::handing_over::with_an_application(simulation, engine(simulation))
 }
 
 /// Everything that waits for a device.
