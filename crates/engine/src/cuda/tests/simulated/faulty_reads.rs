@@ -63,7 +63,9 @@ fn check(shard: &Shard, encoded: &EncodedShard, after: usize, fault: fn(usize) -
     }
     engine.devices.release_idle();
     drop((engine, reads));
-    settle(&simulation);
+    if is_usable {
+        settle(&simulation);
+    }
     let violations = simulation.violations();
     assert!(violations.is_empty(), "{what}: {violations:#?}");
     let live = simulation.live();
