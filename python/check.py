@@ -161,9 +161,17 @@ def lint():
     )
 
 
+def emulated_driver():
+    """Build the library of the emulated CUDA driver. Returns its file."""
+    target = os.path.abspath(os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"))
+    run("cargo", "build", "--quiet", "--package", "zarrs_cuda_emulator", cwd=ROOT)
+    return os.path.join(target, "debug", "libzarrs_cuda_emulator.so")
+
+
 def test():
     """Run the tests of the package."""
-    run(python(), "-m", "pytest", "-q", "-n", "2", "tests", cwd=PYTHON)
+    environment = {"ZARRS_CUDA_TEST_DRIVER": emulated_driver()}
+    run(python(), "-m", "pytest", "-q", "-n", "2", "tests", cwd=PYTHON, environment=environment)
 
 
 def source(requirement):

@@ -46,8 +46,11 @@ pub(crate) struct DeviceSettings {
     /// The number of batches of which one is compared with the host's result after the warm-up.
     #[pyo3(item(5))]
     check: Option<NonZeroU32>,
-    /// Whether the argument `device` of a writer has named the devices.
+    /// Whether devices may decode frames of a compressor: the data are trusted.
     #[pyo3(item(6))]
+    decode: Option<bool>,
+    /// Whether the argument `device` of a writer has named the devices.
+    #[pyo3(item(7))]
     by_writer: bool,
 }
 
@@ -124,6 +127,9 @@ impl DeviceSettings {
         let timeout = self.timeout.map(Duration::try_from_secs_f64);
         if let Some(Ok(timeout)) = timeout {
             options = options.with_device_timeout(timeout);
+        }
+        if let Some(decode) = self.decode {
+            options = options.with_device_decode(decode);
         }
         match self.check {
             Some(every) => options.with_device_check(Check::Every(every)),

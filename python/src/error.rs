@@ -30,6 +30,8 @@ pub(crate) enum Error {
     Changed { key: String, why: String },
     /// A device was asked for, and none can be used; the message says why.
     Backend(String),
+    /// Nothing was read into the memory of a device; the message says why.
+    Device(String),
     /// Memory could not be allocated; the message says for what.
     Memory(String),
     /// The caller asked for something that is not possible; the message says why.
@@ -41,6 +43,9 @@ pub(crate) enum Error {
     /// Any other error, with its message.
     Other(String),
 }
+
+/// The remedy where nothing can be read into the memory of a device.
+const INTO_HOST: &str = "Without `device` the elements are read into the memory of the host";
 
 /// The error number of the operating system for a file that other processes use.
 const EBUSY: i32 = 16;
@@ -172,6 +177,9 @@ impl Error {
             Self::Damaged { key, why } => ours(py, "ShardError", (array, key, of_python(&why))),
             Self::Changed { key, why } => ours(py, "ShardChanged", (array, key, why)),
             Self::Backend(message) => ours(py, "BackendUnavailable", (of_python(&message),)),
+            Self::Device(message) => {
+                ours(py, "BackendUnavailable", (of_python(&message), INTO_HOST))
+            }
             Self::Frames(key) => ours(py, "FramesPending", (array, key)),
             Self::Object(message, class) => {
                 let made = py
@@ -229,6 +237,7 @@ impl From<ReaderError> for Error {
             },
             ReaderError::Store { key, error } => Self::store("read", key.as_str(), error),
             ReaderError::Memory { .. } => Self::Memory(error.to_string()),
+            ReaderError::Device { .. } => Self::Device(error.to_string()),
             // The bytes may be right: the machine or the store failed.
             ReaderError::Undecided { key, error } => Self::undecided(key.as_str(), error),
             ReaderError::Zarrs(of_zarrs) if is_of_backend(of_zarrs) => {

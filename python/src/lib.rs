@@ -7,6 +7,8 @@ mod asked;
 mod batch;
 mod chunks;
 mod command;
+#[allow(unsafe_code)]
+mod device_tensor;
 mod devices;
 mod elements;
 mod error;
@@ -38,6 +40,8 @@ const _: () = assert!(usize::BITS == 64);
 mod _internal {
     #[pymodule_export]
     use crate::command::{run_command, unknown_variables};
+    #[pymodule_export]
+    use crate::device_tensor::PyDeviceTensor;
     #[pymodule_export]
     use crate::devices::{
         check_backend, check_settings, is_forked_after_devices, missing_devices, shut_down_devices,

@@ -1,15 +1,18 @@
 //! Writers of slices and readers of boxes, as classes of Python.
 #![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
 
-use numpy::PyUntypedArray;
+use numpy::{PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use zarrs::array::ArraySubset;
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::writer::{ArrayWriter, Progress, Start};
 
+use crate::device_tensor::{ElementType, PyDeviceTensor};
+use crate::devices::DeviceSettings;
 use crate::error::{Error, detached};
 use crate::memory::Memory;
 use crate::store::{Store, StorePlace};
@@ -122,18 +125,19 @@ pub(crate) struct Reader {
 #[pymethods]
 impl Reader {
     #[new]
-    #[pyo3(signature = (place, path, threads, *, shared, subchunk_cache))]
+    #[pyo3(signature = (place, path, threads, devices, *, shared, subchunk_cache))]
     fn new(
         py: Python<'_>,
         place: StorePlace<'_>,
         path: String,
         threads: NonZeroUsize,
+        devices: DeviceSettings,
         shared: bool,
         subchunk_cache: usize,
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), false);
         let reader = detached(py, &path, || {
-            let array = opened(&store, &path)?;
+            let array = devices.on(opened(&store, &path)?);
             let builder = if shared {
                 let shared = store.shared(&format!("/{path}"));
                 let shared = shared.map_err(|error| Error::Value(error.to_string()))?;
@@ -200,6 +204,41 @@ impl Reader {
         })
     }
 
+    /// Reads the box of `shape` that begins at `start` into the memory of the device with the number `device`; by
+    /// default of the first one that was asked for. `dtype` is numpy's type of the elements.
+    fn read_device(
+        &self,
+        py: Python<'_>,
+        start: Vec<u64>,
+        shape: Vec<u64>,
+        device: Option<usize>,
+        dtype: &Bound<'_, PyArrayDescr>,
+    ) -> PyResult<PyDeviceTensor> {
+        let element_type = ElementType::of(dtype)?;
+        let tensor = detached(py, &self.path, || {
+            let subset = ArraySubset::new_with_start_shape(start, shape)
+                .map_err(|error| Error::Value(error.to_string()))?;
+            Ok(self.on(device).read_device(&subset)?)
+        })?;
+        Ok(PyDeviceTensor::new(tensor, element_type))
+    }
+
+    /// Reads the boxes of `shape` that begin at `origins` into the memory of a device, as [`Self::read_device`] does.
+    fn read_boxes_device(
+        &self,
+        py: Python<'_>,
+        origins: Vec<Vec<u64>>,
+        shape: Vec<u64>,
+        device: Option<usize>,
+        dtype: &Bound<'_, PyArrayDescr>,
+    ) -> PyResult<PyDeviceTensor> {
+        let element_type = ElementType::of(dtype)?;
+        let tensor = detached(py, &self.path, || {
+            Ok(self.on(device).read_boxes_device(&origins, &shape)?)
+        })?;
+        Ok(PyDeviceTensor::new(tensor, element_type))
+    }
+
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let now = self.reader.metrics();
         let dict = PyDict::new(py);
@@ -221,6 +260,13 @@ impl Reader {
 }
 
 impl Reader {
+    /// Returns the reader for the device with the number `device`.
+    fn on(&self, device: Option<usize>) -> Cow<'_, ArrayReader<Store>> {
+        device.map_or(Cow::Borrowed(&self.reader), |number| {
+            Cow::Owned(self.reader.with_device(number))
+        })
+    }
+
     fn output<'m>(&self, memory: &'m Memory) -> Result<zarrs_cuda::reader::Output<'m>, Error> {
         let expected = self.reader.array().data_type().fixed_size();
         if expected != Some(memory.element_size) {

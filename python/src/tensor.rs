@@ -13,7 +13,7 @@ use pyo3::types::PyCapsule;
 use zarrs_cuda::writer::{Appending, Writer, WriterError};
 
 /// The name of a capsule that has a tensor, and the name of one whose tensor was taken.
-const NAME: &CStr = c"dltensor";
+pub(crate) const NAME: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";
 
 /// A tensor in the memory of a CUDA device. Dropping this value frees the tensor.

@@ -92,7 +92,13 @@ def why(**settings: Any) -> str:
         ("device_check", np.True_, "'warmup', 'all' or a positive number"),
         ("device_check", "never", "'warmup', 'all' or a positive number"),
         ("device_check", 0, "'warmup', 'all' or a positive number"),
-        ("gpus", 1, "there are backend, devices, nvcomp, device_memory, device_timeout, device_check"),
+        ("device_decode", "yes", "True or False"),
+        ("device_decode", 2, "True or False"),
+        (
+            "gpus",
+            1,
+            "there are backend, devices, nvcomp, device_memory, device_timeout, device_check, device_decode",
+        ),
     ],
 )
 def test_wrong_settings_are_errors_that_name_them(key: str, value: Any, said: str) -> None:
@@ -107,7 +113,7 @@ def test_wrong_settings_are_errors_that_name_them(key: str, value: Any, said: st
     with pytest.raises(ValueError, match=said):
         zarrs_cuda.configure(**{"backend": "auto", key: value})
     # No setting was changed.
-    assert _devices.settings() == ("host", None, None, None, None, None, False)
+    assert _devices.settings() == ("host", None, None, None, None, None, None, False)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,7 @@ def test_settings_hold_for_arrays_that_are_opened_afterwards() -> None:
     assert "no GPU was asked for" not in zarrs_cuda.explain(after).stages
     # A pickled array keeps its settings, as on a worker.
     zarrs_cuda.configure(devices=None, device_memory=None)
-    assert set(_devices.settings()[:6]) == {None}
+    assert set(_devices.settings()[:7]) == {None}
     again = pickle.loads(pickle.dumps(after))
     assert zarrs_cuda.explain(again).stages == zarrs_cuda.explain(after).stages
     # Other pipelines of zarr-python are not concerned.
@@ -161,13 +167,18 @@ def test_processes_that_are_started_later_have_the_settings() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    assert in_child() == "(None, None, None, None, None, None, False)"
+    assert in_child() == "(None, None, None, None, None, None, None, False)"
     nvcomp = Path("/a b/libnvcomp.so.6")
     zarrs_cuda.configure(backend="cuda", devices=[1, 0], device_memory=2**31, nvcomp=nvcomp)
-    zarrs_cuda.configure(device_timeout=90, device_check="all")
-    assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31}, 90.0, 1, False)"
+    zarrs_cuda.configure(device_timeout=90, device_check="all", device_decode=np.True_)
+    assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31}, 90.0, 1, True, False)"
     zarrs_cuda.configure(
-        devices=None, device_memory=None, nvcomp=None, device_timeout=None, device_check=None
+        devices=None,
+        device_memory=None,
+        nvcomp=None,
+        device_timeout=None,
+        device_check=None,
+        device_decode=None,
     )
     # nvCOMP may be found among the packages.
     assert eval(in_child())[:2] == ("cuda", None)
@@ -497,7 +508,7 @@ def test_no_text_of_python_names_what_python_lacks(tmp_path: Path, monkeypatch: 
     array = create(tmp_path, **KIND)
     explained = zarrs_cuda.explain(array).stages
     assert asks in explained
-    assert "Python has no setting for decoding such shards on a GPU" in explained
+    assert "unless `zarrs_cuda.device_decode` says otherwise" in explained
     with zarrs_cuda.ArrayWriter(create(tmp_path / "w", **{**KIND, "shape": (0, 1024)})) as writer:
         written = writer.explain()
     for text in (doctor, explained, written):

@@ -11,6 +11,7 @@ starts no thread; the first read or write does.
 import contextlib
 import warnings
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from zarr.registry import register_pipeline
 
@@ -37,9 +38,13 @@ from zarrs_cuda._maintenance import (
     recover,
 )
 from zarrs_cuda._multiscale import Axis, MultiscaleWriter, write_lower_levels
+from zarrs_cuda._native import native
 from zarrs_cuda._pipeline import CodecPipeline
 from zarrs_cuda._reader import ArrayReader
 from zarrs_cuda._writers import ArrayWriter
+
+if TYPE_CHECKING:
+    from zarrs_cuda._internal import DeviceTensor
 
 __version__ = version("zarrs-cuda")
 
@@ -53,6 +58,15 @@ with contextlib.suppress(Exception):
         warnings.warn(why, UserWarning, stacklevel=2)
     del why
 
+
+def __getattr__(name: str) -> Any:
+    # A class of the native module, which is loaded when it is first needed.
+    if name == "DeviceTensor":
+        return native().DeviceTensor
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
 __all__ = [
     "ArrayReader",
     "ArrayWriter",
@@ -61,6 +75,7 @@ __all__ = [
     "CodecPipeline",
     "Consolidation",
     "Crops",
+    "DeviceTensor",
     "Explanation",
     "FallbackWarning",
     "FramesPending",

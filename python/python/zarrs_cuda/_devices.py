@@ -44,6 +44,8 @@ class Devices(NamedTuple):
     device_timeout: float | None
     # One batch of so many is compared after the warm-up; None for the library's default.
     device_check: int | None
+    # Whether GPUs may decompress: the data are trusted.
+    device_decode: bool | None = None
     # Whether the argument `device` of a writer has named the device.
     by_writer: bool = False
 
@@ -65,6 +67,7 @@ def configure(
     device_memory: SupportsIndex | str | _Unset | None = UNSET,
     device_timeout: SupportsFloat | SupportsIndex | _Unset | None = UNSET,
     device_check: SupportsIndex | str | _Unset | None = UNSET,
+    device_decode: bool | _Unset | None = UNSET,
 ) -> None:
     """Ask for GPUs, for arrays that are opened afterwards.
 
@@ -102,6 +105,10 @@ def configure(
     device_check
         How often results of a GPU are compared with those of the host after the first ones, which always are:
         ``"all"``, or a number n for one batch of n. By default, and with ``"warmup"``, one of 64.
+    device_decode
+        Whether GPUs may decompress. Use it for trusted data only: shards that were made for it let nvCOMP
+        write anywhere in the memory that this process has on a GPU. By default the host decompresses. Shards
+        without a compressor need no such setting.
 
     Raises
     ------
@@ -115,6 +122,7 @@ def configure(
         "device_memory": device_memory,
         "device_timeout": device_timeout,
         "device_check": device_check,
+        "device_decode": device_decode,
     }
     checked = {
         key: None if value is None else _KNOWN[key](key, value)
@@ -207,6 +215,28 @@ def given() -> Devices:
     checked["devices"] = tuple(devices) if isinstance(devices, list) else devices
     checked["device_check"] = {"warmup": None, "all": 1}.get(check, check)
     return Devices(**checked)
+
+
+def number_of(device: Any) -> int | Literal["cpu", "cuda"]:
+    """Return the GPU that an argument ``device`` of a reader names: its number, or any; or else the host.
+
+    Raises
+    ------
+    ValueError
+        If it names none.
+    """
+    number = _settings.integer(device)
+    # Such as a `torch.device`, whose text is its name.
+    named = re.fullmatch(r"(?a:(cpu|cuda)(?::(\d{1,9}))?)", str(device)) if number is None else None
+    if named and named[1] == "cpu":
+        return "cpu"
+    if named and named[2] is None:
+        return "cuda"
+    try:
+        return _number("`device`", int(named[2]) if named else number)
+    except ValueError:
+        msg = f"`device` is {device!r}, and must be the number of a GPU, or 'cuda', 'cuda:1' or 'cpu'"
+        raise ValueError(msg) from None
 
 
 def check_backend(found: Devices) -> None:
@@ -457,6 +487,14 @@ def _check(key: str, value: Any) -> int | str:
     raise ValueError(msg)
 
 
+def _decode(key: str, value: Any) -> bool:
+    # The environment gives 0 and 1, too.
+    if isinstance(value, (bool, np.bool_)) or _settings.integer(value) in (0, 1):
+        return bool(value)
+    msg = f"`zarrs_cuda.{key}` is {value!r}, and must be True or False"
+    raise ValueError(msg)
+
+
 _KNOWN: dict[str, Callable[[str, Any], Any]] = {
     "backend": _backend,
     "devices": _devices,
@@ -464,4 +502,5 @@ _KNOWN: dict[str, Callable[[str, Any], Any]] = {
     "device_memory": _memory,
     "device_timeout": _seconds,
     "device_check": _check,
+    "device_decode": _decode,
 }

@@ -12,13 +12,19 @@ class FramesWarning(UserWarning):
 
 
 class BackendUnavailable(RuntimeError):  # noqa: N818
-    """A read or a write is refused: the backend is ``"cuda"``, and no GPU can do it. The message says why."""
+    """A read or a write is refused, because no GPU can do it: the message says why.
+
+    The backend is ``"cuda"``, or the elements should go to the memory of a GPU.
+    """
 
     def __str__(self) -> str:
-        return (
-            f"{by_python(self.args[0])}. `zarrs_cuda.doctor()` says what this machine has. "
-            "`zarrs_cuda.configure(backend='auto')`, before the array is opened, uses the host instead"
+        why, *remedies = self.args
+        remedy = (
+            remedies[0]
+            if remedies
+            else "`zarrs_cuda.configure(backend='auto')`, before the array is opened, uses the host instead"
         )
+        return f"{by_python(why)}. `zarrs_cuda.doctor()` says what this machine has. {remedy}"
 
 
 class _OfShardError(RuntimeError):

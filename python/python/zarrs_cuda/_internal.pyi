@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Never, Self, final
 
 import numpy as np
 
@@ -151,13 +151,48 @@ class MultiscaleWriter:
 
 @final
 class Reader:
-    def __new__(cls, place: Any, path: str, threads: int, *, shared: bool, subchunk_cache: int) -> Self: ...
+    def __new__(
+        cls, place: Any, path: str, threads: int, devices: Devices, *, shared: bool, subchunk_cache: int
+    ) -> Self: ...
     @property
     def shape(self) -> list[int]: ...
     def explain(self) -> str: ...
     def read_into(self, start: Sequence[int], out: _Array) -> None: ...
     def read_boxes_into(self, origins: Sequence[Sequence[int]], out: _Array) -> None: ...
+    def read_device(
+        self, start: Sequence[int], shape: Sequence[int], device: int | None, dtype: np.dtype[Any]
+    ) -> DeviceTensor: ...
+    def read_boxes_device(
+        self,
+        origins: Sequence[Sequence[int]],
+        shape: Sequence[int],
+        device: int | None,
+        dtype: np.dtype[Any],
+    ) -> DeviceTensor: ...
     def metrics(self) -> dict[str, float]: ...
+
+@final
+class DeviceTensor:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __array__(self, *_arguments: Any, **_keywords: Any) -> Never: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 def write_lower_levels(
     place: Any, path: str, pyramid: Any, sync: bool, part: tuple[int, int] | None, devices: Devices

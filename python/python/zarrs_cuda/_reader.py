@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from zarr.core.array import Array, AsyncArray
@@ -18,12 +18,15 @@ from zarrs_cuda._native import native
 from zarrs_cuda._pipeline import CodecPipeline
 from zarrs_cuda._places import place, place_of_shards
 from zarrs_cuda._supported import has_shards
+from zarrs_cuda._words import by_python
 from zarrs_cuda._writers import native_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+
+    from zarrs_cuda._internal import DeviceTensor
 
     type AnyArray = Array[Any] | AsyncArray[Any]
     type Elements = np.ndarray[Any, Any]
@@ -97,9 +100,8 @@ class ArrayReader:
             )
             raise TypeError(msg)
         pipeline = self._array.codec_pipeline
-        _devices.check_backend(
-            pipeline._devices if isinstance(pipeline, CodecPipeline) else _devices.settings()
-        )
+        self._devices = pipeline._devices if isinstance(pipeline, CodecPipeline) else _devices.settings()
+        _devices.check_backend(self._devices)
         self._reader = self._made()
 
     def _made(self) -> Any:
@@ -111,7 +113,9 @@ class ArrayReader:
         if not self._shared and has_shards(self._array.metadata):
             _frames.look_at(found, where.store, where.path)
         threads = _settings.threads()
-        return native().Reader(found, where.path, threads, shared=self._shared, subchunk_cache=self._cache)
+        return native().Reader(
+            found, where.path, threads, self._devices, shared=self._shared, subchunk_cache=self._cache
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -165,7 +169,13 @@ class ArrayReader:
         self._reader = self._made()
         return self.shape
 
-    def read(self, *box: slice, out: Elements | None = None) -> Elements:
+    @overload
+    def read(self, *box: slice, out: Elements | None = None, device: None = None) -> Elements: ...
+
+    @overload
+    def read(self, *box: slice, device: Any) -> Elements | DeviceTensor: ...
+
+    def read(self, *box: slice, out: Elements | None = None, device: Any = None) -> Elements | DeviceTensor:
         """Read a box.
 
         Parameters
@@ -174,16 +184,24 @@ class ArrayReader:
             A slice for each axis, without a step. Axes that are left out are read whole.
         out
             Where the elements go; by default a new array.
+        device
+            The GPU to whose memory the elements go: its number, a name such as ``"cuda:1"``, or ``"cuda"``
+            for the first one that was asked for. It must be one that :func:`configure` or the environment
+            asked for when the array was opened. The elements have the type of the array, and the box is
+            inside of the array. ``"cpu"`` is the same as None: the memory of the host.
 
         Returns
         -------
-        numpy.ndarray
-            The elements: ``out``, if it was given.
+        numpy.ndarray or DeviceTensor
+            The elements: ``out``, if it was given, and a tensor on a GPU, if one was named.
 
         Raises
         ------
         ValueError
-            If the box is not in the array, or ``out`` does not fit it.
+            If the box is not in the array, or ``out`` does not fit it, or the array is not one that is read
+            into the memory of a GPU.
+        BackendUnavailable
+            If nothing can be read into the memory of the GPU: the message says why.
         ShardError
             If a shard cannot be decoded.
         OSError
@@ -199,7 +217,15 @@ class ArrayReader:
         box = box + (slice(None),) * (len(shape) - len(box))
         ends = [self._ends(axis, entry) for axis, entry in enumerate(box)]
         start = [begin for begin, _ in ends]
-        out = self._output(out, tuple(max(stop - begin, 0) for begin, stop in ends))
+        extents = tuple(max(stop - begin, 0) for begin, stop in ends)
+        if device is not None and (number := _devices.number_of(device)) != "cpu":
+            leaves = any(
+                begin < 0 or begin + size > extent
+                for begin, size, extent in zip(start, extents, shape, strict=True)
+            )
+            self._check_for_device(out, leaves=leaves)
+            return self._to_device(number, lambda *to: self._reader.read_device(start, extents, *to))
+        out = self._output(out, extents)
         self._run(out, 1, lambda: self._into(out, lambda part: self._read_box(start, part)))
         return out
 
@@ -231,12 +257,29 @@ class ArrayReader:
             f"{message}, as this reader knows it. Its shape is {now} by now: call `refresh()` of the reader"
         )
 
+    @overload
     def read_boxes(
         self,
         origins: Sequence[Sequence[int]] | Elements,
         shape: Sequence[int],
         out: Elements | None = None,
-    ) -> Elements:
+        *,
+        device: None = None,
+    ) -> Elements: ...
+
+    @overload
+    def read_boxes(
+        self, origins: Sequence[Sequence[int]] | Elements, shape: Sequence[int], *, device: Any
+    ) -> Elements | DeviceTensor: ...
+
+    def read_boxes(
+        self,
+        origins: Sequence[Sequence[int]] | Elements,
+        shape: Sequence[int],
+        out: Elements | None = None,
+        *,
+        device: Any = None,
+    ) -> Elements | DeviceTensor:
         """Read many boxes of one shape. Each subchunk is read and decoded once.
 
         Boxes that are larger than the array, with ``fill``, are read one by one.
@@ -249,16 +292,22 @@ class ArrayReader:
             The shape of a box.
         out
             Where the elements go; by default a new array.
+        device
+            The GPU to whose memory the elements go, as of :meth:`read`.
 
         Returns
         -------
-        numpy.ndarray
-            The elements, with an axis for the boxes in front: ``out``, if it was given.
+        numpy.ndarray or DeviceTensor
+            The elements, with an axis for the boxes in front: ``out``, if it was given, and a tensor on a
+            GPU, if one was named.
 
         Raises
         ------
         ValueError
-            If a box is not in the array, or ``out`` does not fit.
+            If a box is not in the array, or ``out`` does not fit, or the array is not one that is read into
+            the memory of a GPU.
+        BackendUnavailable
+            If nothing can be read into the memory of the GPU: the message says why.
         ShardError
             If a shard cannot be decoded.
         OSError
@@ -267,6 +316,10 @@ class ArrayReader:
             If there is no memory.
         """
         places, leaves = self._places(origins, shape)
+        if device is not None and (number := _devices.number_of(device)) != "cpu":
+            self._check_for_device(out, leaves=bool(leaves.any()))
+            begins = places.tolist()
+            return self._to_device(number, lambda *to: self._reader.read_boxes_device(begins, shape, *to))
         out = self._output(out, (len(places), *shape))
         crossing = leaves.any(axis=1)
 
@@ -344,6 +397,29 @@ class ArrayReader:
         if kept.size:
             box[to] = kept
 
+    def _check_for_device(self, out: Elements | None, *, leaves: bool) -> None:
+        """Check what a read into new memory of a GPU cannot do."""
+        if out is not None:
+            msg = (
+                "`device` asks for new memory of a GPU, and `out` is where the elements go: give one of them"
+            )
+        elif self._dtype != self._stored_type:
+            msg = (
+                f"elements go to the memory of a GPU as they are, of the type {self._stored_type}, and this "
+                f"reader returns {self._dtype}: make a reader without `dtype`, and convert them there"
+            )
+        elif leaves:
+            msg = "boxes that leave the array are read into the memory of the host alone: leave out `device`"
+        else:
+            return
+        raise ValueError(msg)
+
+    def _to_device(self, number: int | str, read: Any) -> DeviceTensor:
+        """Read into new memory of a GPU."""
+        to = (None if number == "cuda" else number), self._stored_type
+        tensor: DeviceTensor = interruptible(lambda: read(*to))
+        return tensor
+
     def _into(self, out: Elements, read: Any) -> None:
         """Read to ``out``, by way of elements of the array's type if it has another."""
         if out.dtype == self._stored_type:
@@ -369,8 +445,7 @@ class ArrayReader:
 
     def explain(self) -> str:
         """Say how the reader reads, and why."""
-        text: str = self._reader.explain()
-        return text
+        return by_python(self._reader.explain())
 
     def _output(self, out: Elements | None, shape: tuple[int, ...]) -> Elements:
         if out is None:
@@ -400,6 +475,15 @@ class _Asked:
     def read_boxes_into(self, origins: Sequence[Sequence[int]], out: Elements) -> None:
         boxes = list(zip(origins, out, strict=True))
         sync(concurrent_map(boxes, self._read, config.get("async.concurrency")))
+
+    def read_device(self, *_: Any) -> DeviceTensor:
+        msg = (
+            f"the library does not read a {type(self._array.store_path.store).__name__} itself, and "
+            "zarr-python reads into the memory of the host: leave out `device`, and copy the elements"
+        )
+        raise ValueError(msg)
+
+    read_boxes_device = read_device
 
     async def _read(self, start: Sequence[int], out: Elements) -> None:
         box = tuple(slice(begin, begin + size) for begin, size in zip(start, out.shape, strict=True))

@@ -19,7 +19,15 @@ _OURS = ("shards", "strict", "sync", "max_workers")
 _KNOWN = frozenset({*_OURS, "path", "batch_size", "fused"})
 
 # The settings of GPUs, which are under `zarrs_cuda`.
-OF_DEVICES = ("backend", "devices", "nvcomp", "device_memory", "device_timeout", "device_check")
+OF_DEVICES = (
+    "backend",
+    "devices",
+    "nvcomp",
+    "device_memory",
+    "device_timeout",
+    "device_check",
+    "device_decode",
+)
 
 
 def check() -> None:

@@ -12,10 +12,6 @@ _INSTEAD = (
         " and so does `zarrs_cuda.configure(devices=[0])` in the program",
     ),
     (
-        ", unless `Options::with_device_decode` says otherwise",
-        ": Python has no setting for decoding such shards on a GPU",
-    ),
-    (
         "nvCOMP was not found; the options or ZARRS_CUDA_NVCOMP can name its file",
         "nvCOMP was not found: `pip install nvidia-libnvcomp-cu12` installs it, or nvidia-libnvcomp-cu13 for "
         "CUDA 13; `zarrs_cuda.configure(nvcomp=…)` or ZARRS_CUDA_NVCOMP can name its file",
@@ -33,7 +29,9 @@ REMEDY_OF_FORKS = (
     "GPU"
 )
 
-_SETTING = re.compile(r"`?\bOptions::with_(devices|device_memory|device_timeout|device_check|nvcomp)\b`?")
+_SETTING = re.compile(
+    r"`?\bOptions::with_(devices|device_memory|device_timeout|device_check|device_decode|nvcomp)\b`?"
+)
 _OPTION = re.compile(r"`?--(devices|backend)\b`?")
 _BACKEND = re.compile(r"`Backend::(Auto|Host|Cuda)`")
 _OF_RUST = re.compile(r"`(Options::\w+)`(?! in Rust)")

@@ -1,0 +1,456 @@
+"""Reads into the memory of GPUs: in processes with an emulated CUDA driver, for a stand-in for CuPy.
+
+``check.py`` builds the driver, and names its file by ``ZARRS_CUDA_TEST_DRIVER``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import zarr
+import zarrs_cuda
+from conftest import create
+from zarrs_cuda import _devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DRIVER = "ZARRS_CUDA_TEST_DRIVER"
+CUPY = Path(__file__).parent / "without_gpu"
+
+# What every program begins with.
+BEGIN = """
+import gc, sys, tempfile, threading, time
+import numpy as np
+import zarr
+import zarrs_cuda
+import cupy
+
+zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})
+VALUES = np.arange(40 * 50).reshape(40, 50)
+COMPRESSORS = {
+    "none": None, "zstd": zarr.codecs.ZstdCodec(level=1), "gzip": zarr.codecs.GzipCodec(level=1),
+    "blosc": zarr.codecs.BloscCodec(cname="lz4"),
+}
+
+
+def array_of(dtype="uint16", compressor=None, store=None, **settings):
+    made = zarr.create_array(
+        store or tempfile.mkdtemp(), shape=VALUES.shape, chunks=(4, 5), shards=(16, 20), dtype=dtype,
+        compressors=COMPRESSORS.get(compressor), fill_value=0, **settings,
+    )
+    made[...] = VALUES.astype(dtype)
+    return made
+
+
+def until(holds):
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end, "it does not come to hold"
+        gc.collect()
+        time.sleep(0.005)
+
+
+def error_of(kind, call):
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+"""
+
+
+@pytest.fixture
+def on_devices(tmp_path: Path) -> Callable[..., str]:
+    """Return a function that runs a program in a process with emulated devices, and returns its output."""
+    file = os.environ.get(DRIVER)
+    if not file or not Path(file).is_file():
+        pytest.fail(
+            f"{DRIVER} is {file!r}, and must name the library of the emulated driver. `python3 "
+            "python/check.py test` builds it (`cargo build --package zarrs_cuda_emulator`), and sets that"
+        )
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    shutil.copy(file, folder / "libcuda.so.1")
+
+    def run(program: str, settings: str = "devices=2", **variables: str) -> str:
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__", "ZARR_CODEC_PIPELINE__PATH"))
+        }
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", BEGIN + textwrap.dedent(program)],
+            env={
+                **environment,
+                "LD_LIBRARY_PATH": str(folder),
+                "PYTHONPATH": str(CUPY),
+                "ZARRS_CUDA_EMULATED": settings,
+                **variables,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not done.stderr, done.stderr
+        return done.stdout
+
+    return run
+
+
+# Eager: operations run at once. Latest: as late as a driver may, so that what nobody waits for is not there.
+@pytest.mark.parametrize("schedule", ["eager", "latest"])
+def test_the_elements_are_those_of_the_host(schedule: str, on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        zarrs_cuda.configure(devices=range(2))
+        kinds = [("uint16", name) for name in COMPRESSORS]
+        kinds += [(dtype, "none") for dtype in ("bool", "int8", ">f4", "float16", "f8", "complex64", ">c16")]
+        rng = np.random.default_rng(1)
+        for dtype, name in kinds:
+            reader = zarrs_cuda.ArrayReader(array_of(dtype, name))
+            values = VALUES.astype(dtype)
+            for number in range(4):
+                start, stop = np.sort(rng.integers(0, 41, (2, 2)), axis=0)
+                box = tuple(map(slice, start.tolist(), stop.tolist()))
+                for device in ("cuda", "cuda:0", np.int64(1), 0):
+                    tensor = reader.read(*box, device=device)
+                    assert isinstance(tensor, zarrs_cuda.DeviceTensor)
+                    wanted = {"cuda": 0, "cuda:0": 0}.get(str(device), device)
+                    assert tensor.device == f"cuda:{wanted}", (tensor, device)
+                    assert tensor.__dlpack_device__() == (2, wanted)
+                    host = reader.read(*box, device="cpu")
+                    assert type(host) is np.ndarray
+                    np.testing.assert_array_equal(host, values[box])
+                    assert tensor.shape == host.shape and tensor.dtype == host.dtype
+                    assert tensor.nbytes == host.nbytes
+                    for taken in (
+                        cupy.from_dlpack(tensor), cupy.from_dlpack(tensor, None), cupy.asarray(tensor)
+                    ):
+                        assert taken.device.id == wanted or not host.size
+                        assert taken.dtype == host.dtype
+                        np.testing.assert_array_equal(taken.get(), host)
+            origins = rng.integers(0, 30, (7, 2))
+            boxes = reader.read_boxes(origins, (5, 9), device="cuda:0")
+            np.testing.assert_array_equal(cupy.asarray(boxes).get(), reader.read_boxes(origins, (5, 9)))
+            assert reader.read_boxes(np.empty((0, 2), int), (5, 9), device=0).shape == (0, 5, 9)
+        """,
+        f"devices=2 schedule={schedule}",
+    )
+
+
+def test_what_a_consumer_may_ask_for(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        zarrs_cuda.configure(devices=[0, 1])
+        reader = zarrs_cuda.ArrayReader(array_of())
+        tensor = reader.read(slice(3, 9), device="cuda:1")
+        assert repr(tensor) == "DeviceTensor(shape=(6, 50), dtype=uint16, device='cuda:1')"
+        streams = [None, 1, 2, -1, cupy.cuda.Stream().ptr, 2**64 - 1]
+        for stream in streams:
+            for version in (None, (0, 8), (1, 0), (1, 3), (2, 0)):
+                capsule = tensor.__dlpack__(stream=stream, max_version=version)
+                assert ("versioned" in repr(capsule)) == (version is not None and version[0] > 0)
+                taken = cupy.Taken(capsule)
+                assert "used_dltensor" in repr(capsule)
+                if version and version[0]:
+                    assert (taken.managed.major, taken.managed.flags) == (1, 0)
+                np.testing.assert_array_equal(taken.array().get(), VALUES[3:9])
+        assert "0, which DLPack does not allow" in error_of(ValueError, lambda: tensor.__dlpack__(stream=0))
+        assert "-2" in error_of(ValueError, lambda: tensor.__dlpack__(stream=-2))
+        for wrong in ("1", True, 1.5):
+            assert repr(wrong) in error_of(TypeError, lambda: tensor.__dlpack__(stream=wrong))
+        assert "copy=True" in error_of(BufferError, lambda: tensor.__dlpack__(copy=True))
+        for other in ((2, 0), (1, 0), (2, -1), (13, 1)):
+            said = error_of(BufferError, lambda: tensor.__dlpack__(dl_device=other))
+            assert str(other) in said and "(2, 1)" in said
+        tensor.__dlpack__(stream=1, dl_device=(2, 1), copy=False, max_version=(1, 0))
+        error_of(TypeError, lambda: tensor.__dlpack__(1))
+        assert tensor.__cuda_array_interface__ == {
+            "version": 3, "shape": (6, 50), "typestr": "<u2", "strides": None, "stream": None,
+            "data": (cupy.from_dlpack(tensor).pointer, False),
+        }
+        empty = reader.read(slice(3, 3), device=0)
+        assert empty.__cuda_array_interface__["data"] == (0, False)
+        assert cupy.from_dlpack(empty).shape == (0, 50)
+        assert "numpy does not reach" in error_of(TypeError, lambda: np.asarray(tensor))
+        error_of(TypeError, lambda: type(tensor)())
+        """
+    )
+
+
+def test_memory_is_freed_when_nobody_has_it(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        zarrs_cuda.configure(devices=0)
+        reader = zarrs_cuda.ArrayReader(array_of("float64"))
+        cupy.from_dlpack(reader.read(device="cuda")).get()
+
+        gone = 0
+        def free():
+            return cupy.free_memory(0)
+        until(lambda: free() == free())
+        del cupy.NOTES[:]
+        gc.collect()
+        before = None
+        for _ in range(100):
+            time.sleep(0.01)
+            before = max(before or 0, free())
+
+        tensor = reader.read(device="cuda")
+        held = free()
+        assert held <= before - VALUES.nbytes, (held, before)
+        # Capsules that nobody has used, of both kinds.
+        for version in (None, (1, 0)):
+            capsule = tensor.__dlpack__(max_version=version)
+            del tensor
+            assert free() == held
+            again = cupy.Taken(capsule)
+            del capsule
+            assert free() == held, "a used capsule frees nothing"
+            again.delete()
+            until(lambda: free() == before)
+            tensor = reader.read(device="cuda")
+            held = free()
+        for version in (None, (1, 0)):
+            capsule = tensor.__dlpack__(max_version=version)
+            del tensor
+            time.sleep(0.05)
+            assert free() == held
+            del capsule
+            until(lambda: free() == before)
+            tensor = reader.read(device="cuda")
+            held = free()
+        # The interface, too, keeps the tensor by its consumer.
+        taken = cupy.asarray(tensor)
+        del tensor
+        time.sleep(0.05)
+        np.testing.assert_array_equal(taken.get(), VALUES)
+        del taken
+        until(lambda: free() == before)
+        """
+    )
+
+
+@pytest.mark.parametrize("schedule", ["eager", "latest"])
+def test_deleters_run_on_every_kind_of_thread(schedule: str, on_devices: Callable[..., str]) -> None:
+    """Work of the consumer is queued meanwhile. The driver ends the process if memory is freed before."""
+    on_devices(
+        """
+        import ctypes
+        zarrs_cuda.configure(devices=[0, 1])
+        reader = zarrs_cuda.ArrayReader(array_of("float64"))
+        libc, holding = ctypes.CDLL(None), ctypes.PyDLL(None)
+
+        def foreign(taken, library=libc):
+            # A thread that Python does not know. With the other library the GIL is held until it has ended.
+            thread, deleter = ctypes.c_ulong(), taken.deleter
+            taken.deleter = None
+            start = ctypes.c_void_p(deleter)
+            assert not library.pthread_create(
+                ctypes.byref(thread), None, start, ctypes.c_void_p(taken.address)
+            )
+            assert not library.pthread_join(thread, None)
+
+        def python_thread(taken):
+            thread = threading.Thread(target=taken.delete)
+            thread.start()
+            thread.join()
+
+        def in_other_context(taken):
+            with cupy._context(1):
+                taken.delete()
+
+        ways = {
+            "main": lambda taken: taken.delete(),
+            "another context": in_other_context,
+            "a thread of Python": python_thread,
+            "a foreign thread": foreign,
+            "a foreign thread, while the GIL is held": lambda taken: foreign(taken, holding),
+        }
+        stream = cupy.cuda.Stream()
+        reader.read(device=0)
+        time.sleep(0.5)
+        before = cupy.free_memory(0)
+        for way in ways.values():
+            for version in (None, (1, 0)):
+                taken = cupy.Taken(reader.read(device="cuda").__dlpack__(max_version=version))
+                with stream:
+                    for _ in range(3):
+                        taken.array().zero_later()
+                way(taken)
+                with stream:
+                    cupy.empty(4).zero_later()
+        until(lambda: cupy.free_memory(0) >= before)
+        stream.synchronize()
+        """,
+        f"devices=2 schedule={schedule}",
+    )
+
+
+def test_forked_children_and_the_end_of_the_process(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        import atexit, os, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        @atexit.register
+        def last():
+            # Registered before the package: it runs after the devices were shut down.
+            late.delete()
+            print("deleted at the end")
+
+        zarrs_cuda.configure(devices=0)
+        reader = zarrs_cuda.ArrayReader(array_of("float64"))
+        tensor, capsule = reader.read(device=0), reader.read(device=0).__dlpack__()
+        taken = cupy.Taken(reader.read(device=0).__dlpack__())
+        late = cupy.Taken(reader.read(device=0).__dlpack__(max_version=(1, 0)))
+        left = cupy.Taken(reader.read(device=0).__dlpack__())
+        for way in (sys.exit, os._exit):
+            child = os.fork()
+            if child == 0:
+                said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(device=0))
+                assert "forked" in said, said
+                np.testing.assert_array_equal(reader.read(), VALUES)
+                taken.delete()
+                thread = threading.Thread(target=left.delete)
+                thread.start()
+                thread.join()
+                del tensor, capsule
+                gc.collect()
+                atexit.unregister(last)
+                way(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        # The parent has everything still.
+        np.testing.assert_array_equal(cupy.from_dlpack(tensor).get(), VALUES)
+        np.testing.assert_array_equal(cupy.Taken(capsule).array().get(), VALUES)
+        np.testing.assert_array_equal(taken.array().get(), VALUES)
+        """
+    )
+
+
+def test_refusals_say_what_to_do(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        import pickle
+        unasked = zarrs_cuda.ArrayReader(array_of())
+        said = error_of(zarrs_cuda.BackendUnavailable, lambda: unasked.read(device="cuda"))
+        assert "no GPU was asked for" in said and "zarrs_cuda.configure(devices=[0])" in said, said
+        assert "Without `device` the elements are read into the memory of the host" in said
+        assert "backend='auto'" not in said
+
+        zarrs_cuda.configure(devices=1)
+        reader = pickle.loads(pickle.dumps(zarrs_cuda.ArrayReader(array_of())))
+        assert cupy.from_dlpack(reader.read(device="cuda")).device.id == 1
+        for number in (0, 2, 5000):
+            said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(device=number))
+            assert str(number) in said, said
+        texts = "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:9999999999", "1", ""
+        for wrong in (*texts, -1, True, 1.0, [1], 2**40):
+            said = error_of(ValueError, lambda: reader.read(device=wrong))
+            assert f"`device` is {wrong!r}" in said, said
+        out = np.empty(VALUES.shape, "uint16")
+        assert "give one of them" in error_of(ValueError, lambda: reader.read(out=out, device=1))
+        assert "give one of them" in error_of(
+            ValueError, lambda: reader.read_boxes([[0, 0]], (4, 5), out[None, :4, :5], device="cuda")
+        )
+        assert reader.read(out=out, device="cpu") is out
+
+        def of(call):
+            return error_of(ValueError, call)
+
+        other = zarrs_cuda.ArrayReader(array_of(), dtype="float32")
+        assert "of the type uint16, and this reader returns float32" in of(lambda: other.read(device=1))
+        filling = zarrs_cuda.ArrayReader(array_of(), fill=True)
+        assert "leave the array" in of(lambda: filling.read(slice(-1, 4), device=1))
+        assert "leave the array" in of(lambda: filling.read_boxes([[0, 0], [38, 0]], (4, 5), device=1))
+        inside = filling.read(slice(38, 40), device=1)
+        np.testing.assert_array_equal(cupy.from_dlpack(inside).get(), VALUES[38:])
+        memory = zarrs_cuda.ArrayReader(array_of(store=zarr.storage.MemoryStore()))
+        assert "does not read a MemoryStore itself" in of(lambda: memory.read(device=1))
+        assert "does not read a MemoryStore itself" in of(
+            lambda: memory.read_boxes([[0, 0]], (4, 5), device=1)
+        )
+        plain = zarr.create_array(tempfile.mkdtemp(), shape=(9,), chunks=(4,), dtype="uint16")
+        assert "zarrs reads it" in of(lambda: zarrs_cuda.ArrayReader(plain).read(device=1))
+        assert "axis 0" in of(lambda: reader.read(slice(0, 41), device=1))
+        times = zarr.create_array(
+            tempfile.mkdtemp(), shape=(8,), chunks=(4,), shards=(8,), dtype="datetime64[s]"
+        )
+        assert "datetime64[s]" in error_of(
+            TypeError, lambda: zarrs_cuda.ArrayReader(times).read(device=1)
+        )
+        assert cupy.from_dlpack(reader.read(device=1)).get()[-1, -1] == VALUES[-1, -1]
+        """
+    )
+
+
+def test_damage_is_the_error_of_the_host_and_lack_of_memory_is_told(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        from pathlib import Path
+        zarrs_cuda.configure(devices=0)
+        for name in COMPRESSORS:
+            folder = Path(tempfile.mkdtemp())
+            array = array_of(compressor=name, store=folder)
+            shard = folder / "c" / "1" / "1"
+            whole = shard.read_bytes()
+            # The index is behind the subchunks.
+            for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:40]):
+                shard.write_bytes(damaged)
+                reader = zarrs_cuda.ArrayReader(array)
+                for device in (None, "cuda"):
+                    said = error_of(zarrs_cuda.ShardError, lambda: reader.read(device=device))
+                    assert "c/1/1" in said, said
+                undamaged = reader.read(slice(0, 16), device="cuda")
+                np.testing.assert_array_equal(cupy.from_dlpack(undamaged).get(), VALUES[:16])
+        large = zarr.create_array(
+            tempfile.mkdtemp(), shape=(1 << 32,), chunks=(1 << 10,), shards=(1 << 20,), dtype="uint8"
+        )
+        assert "allocate 4294967296 bytes of device memory on CUDA device 0" in error_of(
+            zarrs_cuda.BackendUnavailable, lambda: zarrs_cuda.ArrayReader(large).read(device="cuda")
+        )
+        """
+    )
+
+
+def test_trust_is_a_setting(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        def told():
+            return zarrs_cuda.ArrayReader(array_of(compressor="zstd")).explain()
+
+        zarrs_cuda.configure(devices=0)
+        assert "unless `zarrs_cuda.device_decode` says that they are trusted" in told(), told()
+        zarrs_cuda.configure(device_decode=True)
+        # What is left is that there is no nvCOMP.
+        assert "nvCOMP was not found" in told(), told()
+        zarrs_cuda.configure(device_decode=None)
+        assert "device_decode" in told()
+        """
+    )
+
+
+def test_a_process_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if shutil.which("nvidia-smi") is not None:
+        pytest.skip("this machine has an NVIDIA driver")
+    for name in list(os.environ):
+        if name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__")) and name != DRIVER:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(_devices, "_told", set())
+    with zarr.config.set({"zarrs_cuda": {"devices": 0}}):
+        array = create(tmp_path / "a", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="uint8")
+        reader = zarrs_cuda.ArrayReader(array)
+    with pytest.raises(zarrs_cuda.BackendUnavailable, match="no CUDA driver is installed") as error:
+        reader.read(device="cuda")
+    assert "zarrs_cuda.doctor()" in str(error.value)
+    assert (reader.read() == 0).all()
