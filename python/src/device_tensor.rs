@@ -22,7 +22,7 @@ use zarrs_cuda::reader::DeviceTensor;
 use crate::tensor::NAME;
 
 /// The name of a capsule that has a tensor with a version.
-const VERSIONED: &CStr = c"dltensor_versioned";
+pub(crate) const VERSIONED: &CStr = c"dltensor_versioned";
 
 /// The type of elements, as Python's libraries name it.
 pub(crate) struct ElementType {

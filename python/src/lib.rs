@@ -8,6 +8,8 @@ mod batch;
 mod chunks;
 mod command;
 #[allow(unsafe_code)]
+mod device_target;
+#[allow(unsafe_code)]
 mod device_tensor;
 mod devices;
 mod elements;
@@ -40,6 +42,8 @@ const _: () = assert!(usize::BITS == 64);
 mod _internal {
     #[pymodule_export]
     use crate::command::{run_command, unknown_variables};
+    #[pymodule_export]
+    use crate::device_target::memory_of_capsule;
     #[pymodule_export]
     use crate::device_tensor::PyDeviceTensor;
     #[pymodule_export]

@@ -47,6 +47,22 @@ impl Memory {
         }
     }
 
+    /// Returns the memory of a C-contiguous array that the host cannot use, for the places of boxes alone.
+    pub(crate) fn elsewhere(shape: &[usize], element_size: usize) -> Self {
+        let mut strides = vec![0; shape.len()];
+        let mut step = element_size.cast_signed();
+        for (stride, extent) in strides.iter_mut().zip(shape).rev() {
+            *stride = step;
+            step = step.saturating_mul(extent.cast_signed());
+        }
+        Self {
+            start: std::ptr::null_mut(),
+            shape: shape.to_vec(),
+            strides,
+            element_size,
+        }
+    }
+
     /// Returns an output for the box of `shape` elements that begins `offset` bytes behind the first element,
     /// and whose axes have `strides`. Returns `None` if an output cannot have such strides.
     pub(crate) fn output(

@@ -15,6 +15,7 @@ use zarrs_cuda::writer::ShardUpdate;
 
 use crate::array::{Keys, Opener, shard_format};
 use crate::batch::{self, Batch};
+use crate::device_target::{self, DeviceOutput};
 use crate::devices::DeviceSettings;
 use crate::elements::{self, Elements};
 use crate::error::{Error, detached, no_panic, of_python, unsupported};
@@ -286,6 +287,29 @@ impl Native {
             is_there[item.position] = found;
         }
         Ok((is_there, parsed.others))
+    }
+
+    /// Reads the items of `batch` into `out`, an array on a device, behind the work in its stream. Returns whether they
+    /// were read: all of them are boxes, and the library reads the array into the memory of devices. The copies to `out`
+    /// are enqueued then, and may not be complete.
+    fn read_into_device(
+        &self,
+        py: Python<'_>,
+        batch: &Bound<'_, PyList>,
+        out: DeviceOutput,
+        threads: NonZeroUsize,
+    ) -> PyResult<bool> {
+        let memory = out.memory();
+        let parsed = batch::parse(batch, &self.keys, &memory, &[], true)?;
+        if !parsed.others.is_empty() {
+            return Ok(false);
+        }
+        self.check(&memory, &parsed)?;
+        let store = self.store(None)?;
+        detached(py, &parsed.path, || {
+            let opened = self.opener.at(&parsed.path, threads)?;
+            device_target::read_batch(&opened, &store, &parsed, &out, threads)
+        })
     }
 
     /// Writes the elements of `value` to the items of `batch` that are boxes. `values` are the values of the

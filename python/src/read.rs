@@ -290,7 +290,7 @@ impl Opened {
 
     /// Joins the boxes of `items` to one box, with an item that has its place in memory. Returns `None`
     /// unless they form one box both in the array and in memory.
-    fn one_box(&self, items: &[Item]) -> Option<(ArraySubset, Item)> {
+    pub(crate) fn one_box(&self, items: &[Item]) -> Option<(ArraySubset, Item)> {
         let subsets: Vec<ArraySubset> = items.iter().map(|item| self.subset(item)).collect();
         let axes = self.chunk.len();
         let (mut start, mut end) = (vec![u64::MAX; axes], vec![0; axes]);

@@ -11,6 +11,7 @@ use zarrs::array::ArraySubset;
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::writer::{ArrayWriter, Progress, Start};
 
+use crate::device_target::{self, DeviceTarget};
 use crate::device_tensor::{ElementType, PyDeviceTensor};
 use crate::devices::DeviceSettings;
 use crate::error::{Error, detached};
@@ -237,6 +238,19 @@ impl Reader {
             Ok(self.on(device).read_boxes_device(&origins, &shape)?)
         })?;
         Ok(PyDeviceTensor::new(tensor, element_type))
+    }
+
+    /// Reads the boxes of `shape` that begin at `origins` into `target`, memory of a device that Python holds.
+    fn read_into_device(
+        &self,
+        py: Python<'_>,
+        origins: Vec<Vec<u64>>,
+        shape: Vec<u64>,
+        target: DeviceTarget,
+    ) -> PyResult<()> {
+        detached(py, &self.path, || {
+            device_target::read(&self.reader, origins, &shape, &target)
+        })
     }
 
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -440,6 +440,163 @@ def test_trust_is_a_setting(on_devices: Callable[..., str]) -> None:
     )
 
 
+@pytest.mark.parametrize("schedule", ["eager", "latest"])
+def test_memory_that_is_given_is_written_behind_the_work_in_its_stream(
+    schedule: str, on_devices: Callable[..., str]
+) -> None:
+    on_devices(
+        """
+        zarrs_cuda.configure(devices=[0, 1])
+        readers = [zarrs_cuda.ArrayReader(array_of("uint32", name)) for name in COMPRESSORS]
+        rng = np.random.default_rng(2)
+        for reader in readers:
+            for device in (0, 1):
+                with cupy.cuda.Device(device):
+                    streams = [None, cupy.cuda.Stream(), 2, cupy.cuda.Stream()]
+                for given in streams:
+                    with cupy.cuda.Device(device):
+                        # The default stream, and that of this thread.
+                        own = {None: 0, 2: 2}.get(given)
+                        stream = given if own is None else cupy.cuda.Stream(ptr=own)
+                    with cupy.cuda.Device(device), stream:
+                        out = cupy.empty((30, 40), "uint32")
+                        # Not complete yet: what is read must come behind it, without a wait of the host.
+                        out.zero_later()
+                    if given is not None and given != 2 and rng.integers(2):
+                        given = type("OfTorch", (), {"cuda_stream": given.ptr})()
+                    view = out[5:20, 3:40:2]
+                    assert reader.read(slice(1, 16), slice(20, 39), out=view, stream=given) is view
+                    with cupy.cuda.Device(device), stream:
+                        expected = np.zeros((30, 40), "uint32")
+                        expected[5:20, 3:40:2] = VALUES[1:16, 20:39]
+                        np.testing.assert_array_equal(out.get(), expected)
+                        many = cupy.empty((3, 4, 5), "uint32")
+                        many.zero_later()
+                    origins = rng.integers(0, 30, (3, 2))
+                    assert reader.read_boxes(origins, (4, 5), many, stream=given) is many
+                    with cupy.cuda.Device(device), stream:
+                        np.testing.assert_array_equal(many.get(), reader.read_boxes(origins, (4, 5)))
+                    with cupy.cuda.Device(device), stream:
+                        wide = cupy.empty((2, 3, 9), "uint32")
+                        fortran = cupy.empty((6, 7), "uint32", "F")
+                    reader.read_boxes([[1, 2], [30, 40]], (3, 9), wide[:, :, :], stream=given)
+                    reader.read(slice(34, 40), slice(0, 7), out=fortran, stream=given, device="cuda")
+                    assert reader.read(slice(3, 3), out=cupy.empty((0, 50), "uint32")).shape == (0, 50)
+                    reader.read_boxes(np.empty((0, 2), int), (3, 9), out=cupy.empty((0, 3, 9), "uint32"))
+                    with cupy.cuda.Device(device), stream:
+                        np.testing.assert_array_equal(
+                            wide.get(), [VALUES[1:4, 2:11], VALUES[30:33, 40:49]]
+                        )
+                        np.testing.assert_array_equal(fortran.get(), VALUES[34:40, :7])
+                        del many, wide, fortran, out, view
+        gc.collect()
+        assert not cupy.EXPORTED
+        """,
+        f"devices=2 schedule={schedule}",
+    )
+
+
+@pytest.mark.parametrize("schedule", ["eager", "latest"])
+def test_the_work_of_the_owner_comes_before_in_any_stream(
+    schedule: str, on_devices: Callable[..., str]
+) -> None:
+    """The library of a tensor lets our stream wait for its own, as DLPack says."""
+    on_devices(
+        """
+        zarrs_cuda.configure(devices=0)
+        reader = zarrs_cuda.ArrayReader(array_of())
+        theirs = cupy.cuda.Stream()
+        with theirs:
+            out = cupy.empty(VALUES.shape, "uint16")
+            out.zero_later()
+            # In the default stream, which their own has not to wait for.
+            reader.read(out=out)
+        np.testing.assert_array_equal(out.get(), VALUES)
+        """,
+        f"devices=1 schedule={schedule}",
+    )
+
+
+def test_memory_without_dlpack_and_memory_that_cannot_be_written(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        zarrs_cuda.configure(devices=[0, 1])
+        reader = zarrs_cuda.ArrayReader(array_of())
+
+        class Only:
+            def __init__(self, array, **changes):
+                self.array, self.changes = array, changes
+
+            @property
+            def __cuda_array_interface__(self):
+                return {**self.array.__cuda_array_interface__, **self.changes}
+
+        with cupy.cuda.Device(1):
+            array = cupy.empty((6, 50), "uint16")
+        own = Only(array)
+        assert reader.read(slice(4, 10), out=own, device="cuda:1") is own
+        np.testing.assert_array_equal(array.get(), VALUES[4:10])
+        reader.read(slice(5, 11), out=Only(array, strides=None, stream=None), device=1)
+        np.testing.assert_array_equal(array.get(), VALUES[5:11])
+        for device in (None, "cuda"):
+            said = error_of(ValueError, lambda: reader.read(slice(4, 10), out=own, device=device))
+            assert "does not say on which GPU it is" in said
+        said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(slice(4, 10), out=own, device=0))
+        assert "belong to device 1" in said, said
+        short = Only(array, shape=(40, 50))
+        said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(out=short, device=1))
+        assert "bytes left" in said, said
+
+        def of(out, kind=ValueError, box=slice(4, 10), **options):
+            return error_of(kind, lambda: reader.read(box, out=out, **options))
+
+        assert "may only be read" in of(Only(array, data=(array.pointer, True)), device=1)
+        assert "shape (6, 50)" in of(array, box=slice(3, 10))
+        assert "type int16" in of(Only(array, typestr="<i2"), device=1)
+        assert "goes backwards" in of(Only(array, strides=(100, -2)), device=1)
+        assert "`device` names 0" in of(array, device=0)
+        assert "`device` names 'cpu'" in of(array, device="cpu")
+        for stream in ("0", -1, True, 1.5, 2**64, object()):
+            assert "handle of a CUDA stream" in of(array, TypeError, stream=stream)
+        assert "there is none" in of(None, stream=1)
+        assert "there is none" in of(np.empty((6, 50), "uint16"), stream=1)
+        assert "`out` is a list" in of([], TypeError)
+        assert "boxes that leave the array" in error_of(ValueError, lambda: zarrs_cuda.ArrayReader(
+            array_of(), fill=True).read(slice(-1, 5), out=array))
+        memory = zarrs_cuda.ArrayReader(array_of(store=zarr.storage.MemoryStore()))
+        assert "does not read a MemoryStore itself" in error_of(
+            ValueError, lambda: memory.read(slice(4, 10), out=array))
+
+        class OfHost:
+            def __dlpack_device__(self):
+                return 1, 0
+
+            def __dlpack__(self, **_):
+                raise AssertionError
+
+        assert "memory of the host, of the type OfHost" in of(OfHost())
+        for cupy.FLAGS in (1, 2):
+            assert "may only be read, or is a copy" in of(array)
+        cupy.FLAGS = 0
+
+        class Old:
+            __dlpack_device__ = array.__dlpack_device__
+
+            def __dlpack__(self, stream=None):
+                return array.__dlpack__(stream=stream)
+
+        old = Old()
+        assert reader.read(slice(7, 13), out=old) is old
+        np.testing.assert_array_equal(array.get(), VALUES[7:13])
+        unasked = zarrs_cuda.ArrayReader(array_of())
+        zarrs_cuda.configure(devices=0)
+        other = zarrs_cuda.ArrayReader(array_of())
+        said = error_of(zarrs_cuda.BackendUnavailable, lambda: other.read(slice(4, 10), out=array))
+        assert "1" in said
+        """
+    )
+
+
 def test_a_process_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if shutil.which("nvidia-smi") is not None:
         pytest.skip("this machine has an NVIDIA driver")

@@ -58,6 +58,9 @@ class Native:
         *,
         boxes: bool,
     ) -> tuple[list[bool], list[int]]: ...
+    def read_into_device(
+        self, batch: list[Any], out: tuple[int, int, tuple[int, ...], int, int], threads: int
+    ) -> bool: ...
     def write(
         self,
         batch: list[Any],
@@ -169,6 +172,12 @@ class Reader:
         device: int | None,
         dtype: np.dtype[Any],
     ) -> DeviceTensor: ...
+    def read_into_device(
+        self,
+        origins: Sequence[Sequence[int]],
+        shape: Sequence[int],
+        target: tuple[int, int, int, int, Sequence[int], int],
+    ) -> None: ...
     def metrics(self) -> dict[str, float]: ...
 
 @final
@@ -194,6 +203,7 @@ class DeviceTensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+def memory_of_capsule(capsule: Any) -> tuple[int, int, list[int], list[int], str]: ...
 def write_lower_levels(
     place: Any, path: str, pyramid: Any, sync: bool, part: tuple[int, int] | None, devices: Devices
 ) -> str: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Never, overload
 
 import numpy as np
 from zarr.core.array import Array, AsyncArray
@@ -11,7 +11,7 @@ from zarr.core.common import concurrent_map
 from zarr.core.config import config
 from zarr.core.sync import sync
 
-from zarrs_cuda import _devices, _frames, _settings
+from zarrs_cuda import _devices, _frames, _gpu_reads, _settings
 from zarrs_cuda._arrays import opened
 from zarrs_cuda._interrupts import interruptible
 from zarrs_cuda._native import native
@@ -173,9 +173,12 @@ class ArrayReader:
     def read(self, *box: slice, out: Elements | None = None, device: None = None) -> Elements: ...
 
     @overload
+    def read[T](self, *box: slice, out: T, device: Any = None, stream: Any = None) -> T: ...
+
+    @overload
     def read(self, *box: slice, device: Any) -> Elements | DeviceTensor: ...
 
-    def read(self, *box: slice, out: Elements | None = None, device: Any = None) -> Elements | DeviceTensor:
+    def read(self, *box: slice, out: Any = None, device: Any = None, stream: Any = None) -> Any:
         """Read a box.
 
         Parameters
@@ -183,17 +186,27 @@ class ArrayReader:
         *box
             A slice for each axis, without a step. Axes that are left out are read whole.
         out
-            Where the elements go; by default a new array.
+            Where the elements go; by default a new array. It is a numpy array, or memory of a GPU that can be
+            written: what has ``__dlpack__``, such as arrays of CuPy and tensors of PyTorch, or
+            ``__cuda_array_interface__`` alone. Its axes may be strided.
         device
             The GPU to whose memory the elements go: its number, a name such as ``"cuda:1"``, or ``"cuda"``
             for the first one that was asked for. It must be one that :func:`configure` or the environment
             asked for when the array was opened. The elements have the type of the array, and the box is
-            inside of the array. ``"cpu"`` is the same as None: the memory of the host.
+            inside of the array. ``"cpu"`` is the same as None: the memory of the host. An ``out`` on a GPU
+            needs no ``device``, unless it has no ``__dlpack__``.
+        stream
+            The stream that orders the use of an ``out`` on a GPU: a handle, or a stream of CuPy or PyTorch.
+            By default the legacy default stream, as theirs are. The elements are written behind the work that
+            is in this stream now, and before work that is enqueued there later. The call returns when they
+            are right and their copies are enqueued. Work in other streams has to wait for this one. The
+            stream belongs to the GPU's primary context, as those of CuPy and PyTorch do.
 
         Returns
         -------
-        numpy.ndarray or DeviceTensor
-            The elements: ``out``, if it was given, and a tensor on a GPU, if one was named.
+        numpy.ndarray, DeviceTensor or object
+            The elements: ``out``, if it was given, and a tensor on a GPU, if one was named. A tensor is
+            complete: no stream has to wait for it.
 
         Raises
         ------
@@ -201,7 +214,8 @@ class ArrayReader:
             If the box is not in the array, or ``out`` does not fit it, or the array is not one that is read
             into the memory of a GPU.
         BackendUnavailable
-            If nothing can be read into the memory of the GPU: the message says why.
+            If nothing can be read into the memory of the GPU: the message says why. If the GPU failed, do not
+            free or use an ``out`` there again before the process ends.
         ShardError
             If a shard cannot be decoded.
         OSError
@@ -218,13 +232,15 @@ class ArrayReader:
         ends = [self._ends(axis, entry) for axis, entry in enumerate(box)]
         start = [begin for begin, _ in ends]
         extents = tuple(max(stop - begin, 0) for begin, stop in ends)
-        if device is not None and (number := _devices.number_of(device)) != "cpu":
+        if self._is_elsewhere(out, device, stream):
             leaves = any(
                 begin < 0 or begin + size > extent
                 for begin, size, extent in zip(start, extents, shape, strict=True)
             )
-            self._check_for_device(out, leaves=leaves)
-            return self._to_device(number, lambda *to: self._reader.read_device(start, extents, *to))
+            wanted = _gpu_reads.Wanted([start], extents, many=False, leaves=leaves)
+            found = _gpu_reads.read(self, wanted, out, device, stream)
+            if found is not None:
+                return found
         out = self._output(out, extents)
         self._run(out, 1, lambda: self._into(out, lambda part: self._read_box(start, part)))
         return out
@@ -268,6 +284,17 @@ class ArrayReader:
     ) -> Elements: ...
 
     @overload
+    def read_boxes[T](
+        self,
+        origins: Sequence[Sequence[int]] | Elements,
+        shape: Sequence[int],
+        out: T,
+        *,
+        device: Any = None,
+        stream: Any = None,
+    ) -> T: ...
+
+    @overload
     def read_boxes(
         self, origins: Sequence[Sequence[int]] | Elements, shape: Sequence[int], *, device: Any
     ) -> Elements | DeviceTensor: ...
@@ -276,10 +303,11 @@ class ArrayReader:
         self,
         origins: Sequence[Sequence[int]] | Elements,
         shape: Sequence[int],
-        out: Elements | None = None,
+        out: Any = None,
         *,
         device: Any = None,
-    ) -> Elements | DeviceTensor:
+        stream: Any = None,
+    ) -> Any:
         """Read many boxes of one shape. Each subchunk is read and decoded once.
 
         Boxes that are larger than the array, with ``fill``, are read one by one.
@@ -291,13 +319,15 @@ class ArrayReader:
         shape
             The shape of a box.
         out
-            Where the elements go; by default a new array.
+            Where the elements go, as of :meth:`read`; by default a new array.
         device
             The GPU to whose memory the elements go, as of :meth:`read`.
+        stream
+            The stream that orders the use of an ``out`` on a GPU, as of :meth:`read`.
 
         Returns
         -------
-        numpy.ndarray or DeviceTensor
+        numpy.ndarray, DeviceTensor or object
             The elements, with an axis for the boxes in front: ``out``, if it was given, and a tensor on a
             GPU, if one was named.
 
@@ -307,7 +337,8 @@ class ArrayReader:
             If a box is not in the array, or ``out`` does not fit, or the array is not one that is read into
             the memory of a GPU.
         BackendUnavailable
-            If nothing can be read into the memory of the GPU: the message says why.
+            If nothing can be read into the memory of the GPU: the message says why. If the GPU failed, do not
+            free or use an ``out`` there again before the process ends.
         ShardError
             If a shard cannot be decoded.
         OSError
@@ -316,10 +347,11 @@ class ArrayReader:
             If there is no memory.
         """
         places, leaves = self._places(origins, shape)
-        if device is not None and (number := _devices.number_of(device)) != "cpu":
-            self._check_for_device(out, leaves=bool(leaves.any()))
-            begins = places.tolist()
-            return self._to_device(number, lambda *to: self._reader.read_boxes_device(begins, shape, *to))
+        if self._is_elsewhere(out, device, stream):
+            wanted = _gpu_reads.Wanted(places.tolist(), tuple(shape), many=True, leaves=bool(leaves.any()))
+            found = _gpu_reads.read(self, wanted, out, device, stream)
+            if found is not None:
+                return found
         out = self._output(out, (len(places), *shape))
         crossing = leaves.any(axis=1)
 
@@ -397,28 +429,11 @@ class ArrayReader:
         if kept.size:
             box[to] = kept
 
-    def _check_for_device(self, out: Elements | None, *, leaves: bool) -> None:
-        """Check what a read into new memory of a GPU cannot do."""
-        if out is not None:
-            msg = (
-                "`device` asks for new memory of a GPU, and `out` is where the elements go: give one of them"
-            )
-        elif self._dtype != self._stored_type:
-            msg = (
-                f"elements go to the memory of a GPU as they are, of the type {self._stored_type}, and this "
-                f"reader returns {self._dtype}: make a reader without `dtype`, and convert them there"
-            )
-        elif leaves:
-            msg = "boxes that leave the array are read into the memory of the host alone: leave out `device`"
-        else:
-            return
-        raise ValueError(msg)
-
-    def _to_device(self, number: int | str, read: Any) -> DeviceTensor:
-        """Read into new memory of a GPU."""
-        to = (None if number == "cuda" else number), self._stored_type
-        tensor: DeviceTensor = interruptible(lambda: read(*to))
-        return tensor
+    @staticmethod
+    def _is_elsewhere(out: Any, device: Any, stream: Any) -> bool:
+        """Return whether elements may go to the memory of a GPU."""
+        is_of_host = out is None or isinstance(out, np.ndarray)
+        return not is_of_host or device is not None or stream is not None
 
     def _into(self, out: Elements, read: Any) -> None:
         """Read to ``out``, by way of elements of the array's type if it has another."""
@@ -450,6 +465,9 @@ class ArrayReader:
     def _output(self, out: Elements | None, shape: tuple[int, ...]) -> Elements:
         if out is None:
             return np.empty(shape, self._dtype)
+        if not isinstance(out, np.ndarray):
+            msg = f"`out` is a {type(out).__name__}, and must be a numpy array, or memory of a GPU"
+            raise TypeError(msg)
         if out.shape != shape or out.dtype != self._dtype or not out.flags.writeable:
             msg = (
                 f"`out` has the shape {out.shape} and the type {out.dtype}, and must be a writeable array of "
@@ -476,14 +494,14 @@ class _Asked:
         boxes = list(zip(origins, out, strict=True))
         sync(concurrent_map(boxes, self._read, config.get("async.concurrency")))
 
-    def read_device(self, *_: Any) -> DeviceTensor:
+    def read_device(self, *_: Any) -> Never:
         msg = (
             f"the library does not read a {type(self._array.store_path.store).__name__} itself, and "
-            "zarr-python reads into the memory of the host: leave out `device`, and copy the elements"
+            "zarr-python reads into the memory of the host: read there, and copy the elements"
         )
         raise ValueError(msg)
 
-    read_boxes_device = read_device
+    read_boxes_device = read_into_device = read_device
 
     async def _read(self, start: Sequence[int], out: Elements) -> None:
         box = tuple(slice(begin, begin + size) for begin, size in zip(start, out.shape, strict=True))

@@ -98,6 +98,16 @@ class Stream:
             stream=self.ptr,
         )
 
+    def let_wait(self, other: int) -> None:
+        """Let another stream wait for what is enqueued in this one now."""
+        event = ctypes.c_void_p()
+        own = ctypes.c_void_p(self.ptr)
+        # Without times.
+        _call("cuEventCreate", ctypes.byref(event), 2, device=self.device_id)
+        _call("cuEventRecord", event, own, device=self.device_id, stream=self.ptr)
+        _call("cuStreamWaitEvent", ctypes.c_void_p(other), event, 0, device=self.device_id, stream=other)
+        _call("cuEventDestroy_v2", event, device=self.device_id)
+
     def is_done(self) -> bool:
         NOTES.append(Note("cuStreamQuery", threading.get_ident(), self.ptr, self.device_id))
         with _context(self.device_id):
@@ -124,7 +134,8 @@ class Device:
 def get_current_stream(device_id: int | None = None) -> Stream:
     device = _thread.device if device_id is None else device_id
     found = [stream for stream in _thread.streams or [] if stream.device_id == device]
-    return found[-1] if found else Stream(ptr=0)
+    with Device(device):
+        return found[-1] if found else Stream(ptr=0)
 
 
 def free_memory(device: int) -> int:
@@ -218,6 +229,25 @@ class ndarray:  # noqa: N801
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.device.id
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        assert not copy
+        assert dl_device in (None, self.__dlpack_device__())
+        assert stream != 0
+        own = get_current_stream(self.device.id)
+        if stream not in (None, -1) and (stream or 0) != (own.ptr or 1):
+            own.let_wait(stream or 0)
+        return _capsule(self, is_versioned=max_version is not None and max_version[0] >= 1)
 
     def _span(self) -> int:
         steps = zip(self.strides, self.shape, strict=True)
@@ -439,3 +469,55 @@ def from_dlpack(tensor: Any, max_version: tuple[int, int] | None = (1, 0)) -> nd
         stream = get_current_stream(number).ptr or 1
         versions = {} if max_version is None else {"max_version": max_version}
         return Taken(tensor.__dlpack__(stream=stream, **versions)).array()
+
+
+_new = ctypes.pythonapi.PyCapsule_New
+_new.argtypes, _new.restype = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p), ctypes.py_object
+
+# What was exported, by the address of its structure, until its deleter is called.
+EXPORTED: dict[int, Any] = {}
+FLAGS = 0
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _delete_exported(address: int) -> None:
+    EXPORTED.pop(address, None)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _free_unused(capsule: int) -> None:
+    # The capsule is going away: its address is used, and no new reference is made.
+    for name in _KINDS:
+        if _is_valid(capsule, name):
+            EXPORTED.pop(_pointer_of(capsule, name), None)
+
+
+_raw = ctypes.PyDLL(None)
+_is_valid = _raw.PyCapsule_IsValid
+_is_valid.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+_pointer_of = _raw.PyCapsule_GetPointer
+_pointer_of.argtypes, _pointer_of.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
+
+
+def _capsule(values: ndarray, *, is_versioned: bool) -> Any:
+    axes = values.ndim
+    shape = (ctypes.c_int64 * axes)(*values.shape)
+    strides = (ctypes.c_int64 * axes)(*(step // values.itemsize for step in values.strides))
+    code = _CODES.index(values.dtype.kind)
+    tensor = _Tensor(
+        values.pointer, 2, values.device.id, axes, code, 8 * values.itemsize, 1, shape, strides, 0
+    )
+    deleter = ctypes.cast(_delete_exported, ctypes.c_void_p)
+    made: Any
+    if is_versioned:
+        name, made = b"dltensor_versioned", _Versioned(1, 0, None, deleter, FLAGS, tensor)
+    else:
+        name, made = b"dltensor", _Managed(tensor, None, deleter)
+    address = ctypes.addressof(made)
+    named = ctypes.create_string_buffer(name)
+    EXPORTED[address] = made, values, shape, strides, named
+    _NAMES.append(named)
+    return _new(address, ctypes.cast(named, ctypes.c_char_p), ctypes.cast(_free_unused, ctypes.c_void_p))
+
+
+_NAMES: list[Any] = []

@@ -259,8 +259,10 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
             .iter()
             .enumerate()
             .find_map(|(number, device)| {
-                let (first, _) = device.memory.containing(pointer)?;
-                Some((number, first, device.memory.get(first)?))
+                let (first, offset) = device.memory.containing(pointer)?;
+                let allocation = device.memory.get(first)?;
+                // Memory of another device may lie behind it.
+                (offset < allocation.block.len()).then_some((number, first, allocation))
             });
         for at in 0..count as usize {
             // SAFETY: the caller of the function promises that there are `count` attributes and addresses.
