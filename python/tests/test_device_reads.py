@@ -511,6 +511,7 @@ def test_the_work_of_the_owner_comes_before_in_any_stream(
             out.zero_later()
             # In the default stream, which their own has not to wait for.
             reader.read(out=out)
+        theirs.synchronize()
         np.testing.assert_array_equal(out.get(), VALUES)
         """,
         f"devices=1 schedule={schedule}",
