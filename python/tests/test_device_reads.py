@@ -506,11 +506,24 @@ def test_the_work_of_the_owner_comes_before_in_any_stream(
         zarrs_cuda.configure(devices=0)
         reader = zarrs_cuda.ArrayReader(array_of())
         theirs = cupy.cuda.Stream()
+        other = cupy.cuda.Stream()
+
+        def waits():
+            return [note.stream for note in cupy.NOTES if note.name == "cuStreamWaitEvent"]
+
         with theirs:
             out = cupy.empty(VALUES.shape, "uint16")
             out.zero_later()
-            # In the default stream, which their own has not to wait for.
+            # Their own stream is no stream that their own has to wait for.
+            reader.read(out=out, stream=theirs)
+            assert waits() == []
+            # The default stream.
             reader.read(out=out)
+            reader.read(out=out, stream=0)
+            assert waits() == [1, 1]
+            reader.read(out=out, stream=other)
+            assert waits() == [1, 1, other.ptr]
+        other.synchronize()
         theirs.synchronize()
         np.testing.assert_array_equal(out.get(), VALUES)
         """,
