@@ -118,6 +118,8 @@ pub(crate) struct Opened {
     pub(crate) decodes_whole: bool,
     /// The reader of `array`, or `None` if zarrs decodes its chunks or the library cannot read its store.
     reader: Option<ArrayReader<Store>>,
+    /// The reader of `array` with the settings of devices, once it is needed.
+    on_device: OnceLock<ArrayReader<Store>>,
     /// The writers of `array`, once they are needed: the first erases empty shards, the second stores them.
     writers: [OnceLock<BoxWriter<Store>>; 2],
 }
@@ -208,7 +210,7 @@ impl Opener {
         let store = Arc::new(self.store.clone());
         let array = Array::new_with_metadata(store, &format!("/{path}"), metadata)
             .map_err(|error| failed(&error))?;
-        // No reader uses a device.
+        // This reader, to memory of the host, uses no device: it is made before anybody looks for one.
         let reader = self
             .store
             .read_by(ArrayReader::builder(&array), threads)
@@ -231,6 +233,7 @@ impl Opener {
             chunk_bytes: chunk_bytes
                 .ok_or_else(|| Error::Value("a chunk is larger than memory".to_owned()))?,
             reader: None,
+            on_device: OnceLock::new(),
             writers: Default::default(),
             subchunk: None,
             is_sharded: self.is_sharded,
@@ -375,6 +378,27 @@ impl Opened {
                 Ok((!reader.is_by_zarrs()).then_some(reader))
             }
         }
+    }
+
+    /// Returns a reader of the array into the memory of devices, or `None` if the library does not read the array
+    /// and its store by itself.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if the settings of devices ask for one, and none is usable.
+    pub(crate) fn device_reader(
+        &self,
+        store: &Store,
+        threads: usize,
+    ) -> Result<Option<&ArrayReader<Store>>, Error> {
+        if self.reader.is_none() {
+            return Ok(None);
+        }
+        if let Some(reader) = self.on_device.get() {
+            return Ok(Some(reader));
+        }
+        let built = store.read_by(ArrayReader::builder(&self.array), threads);
+        let built = built.build()?;
+        Ok(Some(self.on_device.get_or_init(|| built)))
     }
 
     /// Checks that `key`, the key that zarr-python uses for the chunk, is also the key that zarrs uses.

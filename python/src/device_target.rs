@@ -196,7 +196,7 @@ pub(crate) fn read_batch(
     threads: NonZeroUsize,
 ) -> Result<bool, Error> {
     read::check_keys(opened, batch)?;
-    let Some(reader) = opened.reader(store, threads.get())? else {
+    let Some(reader) = opened.device_reader(store, threads.get())? else {
         return Ok(false);
     };
     let joined = opened.one_box(&batch.items);

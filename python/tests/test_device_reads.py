@@ -611,6 +611,147 @@ def test_memory_without_dlpack_and_memory_that_cannot_be_written(on_devices: Cal
     )
 
 
+ENABLE = """
+import warnings
+# What zarr-python says of elements that the host has decoded.
+warnings.filterwarnings("ignore", message="Creating a zarr.buffer.gpu")
+zarr.config.enable_gpu()
+OF_HOST = {"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}
+
+def opened(array, **settings):
+    with zarr.config.set(settings):
+        return zarr.open_array(array.store_path.store, mode="r+")
+
+def writes():
+    # Copies of CuPy to the device: of a host that has decoded.
+    return [note for note in cupy.NOTES if note.name == "cuMemcpyHtoDAsync_v2"]
+
+def check(array, values, on_device, key=Ellipsis, how="__getitem__"):
+    del cupy.NOTES[:]
+    got = getattr(array, how)(key) if isinstance(how, str) else how(array)
+    assert isinstance(got, cupy.ndarray), type(got)
+    assert bool(writes()) != on_device, (key, how, writes())
+    syncs = [note for note in cupy.NOTES if note.name == "cuStreamSynchronize"]
+    assert syncs, "the host waits before the read returns"
+    np.testing.assert_array_equal(got.get(), values, err_msg=str(key))
+    return got
+"""
+
+
+@pytest.mark.parametrize("schedule", ["eager", "latest"])
+def test_arrays_of_zarr_python_are_decoded_into_their_buffer(
+    schedule: str, on_devices: Callable[..., str]
+) -> None:
+    on_devices(
+        ENABLE
+        + textwrap.dedent(
+            """
+            zarrs_cuda.configure(devices=range(2))
+            for name in COMPRESSORS:
+                with zarr.config.set(OF_HOST):
+                    made = array_of("uint32", name)
+                    part = zarr.create_array(
+                        tempfile.mkdtemp(), shape=(64,), chunks=(4,), shards=(16,), dtype="int16",
+                        fill_value=7, compressors=COMPRESSORS[name],
+                    )
+                    part[20:30] = np.arange(10)
+                holes = np.full(64, 7, "int16")
+                holes[20:30] = np.arange(10)
+                array = opened(made)
+                check(array, VALUES, True)
+                check(array, VALUES[3:21, 7:44], True, (slice(3, 21), slice(7, 44)))
+                check(array, VALUES[17:20, 7], True, (slice(17, 20), 7))
+                check(array, VALUES[5], True, 5)
+                check(opened(part), holes, True)
+                check(opened(part), holes[3:25], True, slice(3, 25))
+                # What is no box, and what is not contiguous, is decoded by the host.
+                check(array, VALUES[::3, 2], False, (slice(None, None, 3), 2))
+                check(array, VALUES[[1, 30]], False, [1, 30])
+                check(array, VALUES[[1, 30]][:, [4, 5]], False, ([1, 30], [4, 5]), "get_orthogonal_selection")
+                assert int(array[3, 4].get()) == VALUES[3, 4]
+                assert array[3:3].shape == (0, 50)
+                fortran = opened(made, **{"array.order": "F"})
+                if fortran[...].strides[0] == 4:
+                    check(fortran, VALUES, False)
+            # A host's buffer, as before.
+            with zarr.config.set(OF_HOST):
+                assert type(opened(made)[...]) is np.ndarray
+            strict = opened(part, **{"array.read_missing_chunks": False})
+            error_of(Exception, lambda: strict[...])
+            check(strict, np.arange(10), False, slice(20, 30))
+            """
+        ),
+        f"devices=2 schedule={schedule}",
+    )
+
+
+def test_the_buffers_of_zarr_python_need_consent(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        ENABLE
+        + textwrap.dedent(
+            """
+            with zarr.config.set(OF_HOST):
+                made = array_of("uint32")
+                shared = array_of("uint32")
+                memory = array_of("uint32", store=zarr.storage.MemoryStore())
+                plain = zarr.create_array(tempfile.mkdtemp(), shape=(40, 50), chunks=(9, 9), dtype="uint32")
+                plain[...] = VALUES
+            check(opened(made), VALUES, False)
+            zarrs_cuda.configure(devices=1)
+            # CuPy's arrays are on device 0.
+            check(opened(made), VALUES, False)
+            zarrs_cuda.configure(backend="host", devices=0)
+            check(opened(made), VALUES, False)
+            zarrs_cuda.configure(backend="auto")
+            check(opened(made), VALUES, True)
+            for other in (memory, plain):
+                check(opened(other), VALUES, False)
+            check(opened(shared, **{"codec_pipeline.shards": "shared"}), VALUES, False)
+            check(opened(shared, **{"codec_pipeline.shards": "in_place"}), VALUES, True)
+            zarrs_cuda.configure(backend=None, devices=None)
+            """
+        )
+    )
+    # A device that fails: the host takes over, unless the backend says that it must not.
+    for backend, is_refused in (("auto", False), ("cuda", True)):
+        on_devices(
+            ENABLE
+            + textwrap.dedent(
+                f"""
+                with zarr.config.set(OF_HOST):
+                    made = array_of("uint32")
+                zarrs_cuda.configure(backend={backend!r}, devices=0)
+                array = opened(made)
+                if {is_refused}:
+                    said = error_of(zarrs_cuda.BackendUnavailable, lambda: array[...])
+                    assert "device" in said, said
+                else:
+                    check(array, VALUES, False)
+                """
+            ),
+            "devices=1 fault=cuStreamIsCapturing:0:1",
+        )
+
+
+def test_damage_is_an_error_of_zarr_pythons_reads_too(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        ENABLE
+        + textwrap.dedent(
+            """
+            from pathlib import Path
+            zarrs_cuda.configure(devices=0)
+            folder = Path(tempfile.mkdtemp())
+            with zarr.config.set(OF_HOST):
+                array_of("uint32", "zstd", folder)
+            array = zarr.open_array(folder)
+            (folder / "c/1/1").write_bytes(b"no shard")
+            assert "c/1/1" in error_of(zarrs_cuda.ShardError, lambda: array[...])
+            check(array, VALUES[:16], True, slice(0, 16))
+            """
+        )
+    )
+
+
 def test_a_process_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if shutil.which("nvidia-smi") is not None:
         pytest.skip("this machine has an NVIDIA driver")

@@ -1,22 +1,26 @@
-"""Reads into the memory of GPUs: new memory, or memory that the caller gives.
+"""Reads into the memory of GPUs: new memory, or memory that the caller gives, or an array of zarr-python.
 
-Given memory is described by DLPack or by the CUDA array interface.
+Given memory is described by DLPack or by the CUDA array interface. With ``zarr.config.enable_gpu()``
+zarr-python reads into arrays of CuPy.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from zarrs_cuda import _devices, _settings
+from zarrs_cuda._errors import BackendUnavailable
 from zarrs_cuda._interrupts import interruptible
 from zarrs_cuda._native import native
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from zarrs_cuda._internal import Native
     from zarrs_cuda._reader import ArrayReader
 
 # What DLPack calls the memory of a CUDA device, and of the host.
@@ -232,3 +236,46 @@ def _of_interface(out: Any, handle: int | None, named: int | str | None) -> Targ
         # Its own stream, behind what is pending there.
         handle = told.get("stream") or _LEGACY
     return Target(named, pointer, shape, tuple(strides), dtype, handle, out)
+
+
+def into_array(
+    ours: Native, batch: list[Any], out: Any, devices: _devices.Devices
+) -> Callable[[], bool] | None:
+    """Return how a batch is read into ``out``, an array of CuPy, on another thread; None if the host decodes.
+
+    Call this function on the thread whose current stream orders the use of ``out``. What it returns returns
+    whether the batch was read, and then all elements are in ``out``.
+    """
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not isinstance(out, cupy.ndarray) or not devices.asks():
+        return None
+    number = int(out.device.id)
+    spec = batch[0][1]
+    dtype = spec.dtype.to_native_dtype()
+    is_asked = not isinstance(devices.devices, tuple) or number in devices.devices
+    is_ours = ours.is_sharded and not (ours.is_shared or ours.is_variable or ours.takes_values)
+    is_plain = out.ndim > 0 and out.size > 0 and out.flags.c_contiguous
+    # Where a chunk that is missing is an error, somebody has to know which one.
+    tells_missing = not getattr(spec.config, "read_missing_chunks", True)
+    if not (is_asked and is_ours and is_plain) or tells_missing or not dtype.isnative or out.dtype != dtype:
+        return None
+    stream = cupy.cuda.get_current_stream(number)
+    handle = handle_of(stream)
+    if handle == _PER_THREAD:
+        # Another thread has another one.
+        stream.synchronize()
+    memory = number, out.data.ptr, out.shape, out.itemsize, 0 if handle == _LEGACY else handle
+
+    def read_batch() -> bool:
+        try:
+            is_read = ours.read_into_device(batch, memory, _settings.threads())
+        except BackendUnavailable:
+            if _devices.wants_cuda(devices):
+                raise
+            return False
+        # The user does not see the stream of this thread.
+        with cupy.cuda.Device(number):
+            stream.synchronize()
+        return is_read
+
+    return read_batch

@@ -26,7 +26,7 @@ from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
 from zarr.storage import MemoryStore, StorePath
 
-from zarrs_cuda import _devices, _frames, _settings, _strings, _turns
+from zarrs_cuda import _devices, _frames, _gpu_reads, _settings, _strings, _turns
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
@@ -301,6 +301,9 @@ class CodecPipeline(_CodecPipeline):
         """Read chunks. Returns whether each is there."""
         values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
+        on_gpu = None if drop_axes else _gpu_reads.into_array(ours, batch, target, self._devices)
+        if on_gpu is not None and await asyncio.to_thread(on_gpu):
+            return [True] * len(batch)
         host = target if isinstance(target, np.ndarray) else np.empty(out.shape, out.dtype)
         is_quick = not ours.makes_requests and len(batch) <= _FEW and host.nbytes <= _QUICK
         begin = time.perf_counter()

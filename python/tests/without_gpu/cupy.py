@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -229,6 +230,15 @@ class ndarray:  # noqa: N801
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.pointer)
+
+    @property
+    def flags(self) -> Any:
+        plain = ndarray(self.shape, self.dtype, pointer=0)
+        return SimpleNamespace(c_contiguous=self.strides == plain.strides)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.device.id
