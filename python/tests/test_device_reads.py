@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -658,7 +659,9 @@ def test_arrays_of_zarr_python_are_decoded_into_their_buffer(
                 holes = np.full(64, 7, "int16")
                 holes[20:30] = np.arange(10)
                 array = opened(made)
+                before = zarrs_cuda.metrics()["subchunks_read_to_devices"]
                 check(array, VALUES, True)
+                assert zarrs_cuda.metrics()["subchunks_read_to_devices"] == before + 10 * 10
                 check(array, VALUES[3:21, 7:44], True, (slice(3, 21), slice(7, 44)))
                 check(array, VALUES[17:20, 7], True, (slice(17, 20), 7))
                 check(array, VALUES[5], True, 5)
@@ -750,6 +753,16 @@ def test_damage_is_an_error_of_zarr_pythons_reads_too(on_devices: Callable[..., 
             """
         )
     )
+
+
+def test_the_program_of_the_guide(on_devices: Callable[..., str], tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "gpu.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    checks = """
+np.testing.assert_array_equal(elements.get(), array[:64, 10:20])
+np.testing.assert_array_equal(batch.get(), [array[:32, 5:37, 9:41], array[70:102, :32, 31:63]])
+"""
+    on_devices(f"import os\nos.chdir({str(tmp_path)!r})\n" + program + checks)
 
 
 def test_a_process_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
