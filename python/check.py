@@ -170,7 +170,7 @@ def emulated_driver():
 
 def test():
     """Run the tests of the package."""
-    environment = {"ZARRS_CUDA_TEST_DRIVER": emulated_driver()}
+    environment = {"CUDA_DRIVER_OF_TESTS": emulated_driver()}
     run(python(), "-m", "pytest", "-q", "-n", "2", "tests", cwd=PYTHON, environment=environment)
 
 

@@ -3,6 +3,11 @@
 //! All elements are there when a reader returns them, so no stream of a consumer has to wait. Memory is given back by
 //! whichever owner is dropped last: the tensor or a consumer's copy of it, on any thread, with or without the GIL.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "`lib.rs` asserts that this is a machine of 64 bits"
+)]
+
 use std::convert::Infallible;
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -136,7 +141,7 @@ impl PyDeviceTensor {
         )))
     }
 
-    /// Returns the kind of memory and the number of the GPU, as DLPack counts them.
+    /// Returns the kind of memory and the number of the GPU, as `DLPack` counts them.
     fn __dlpack_device__(&self) -> (i32, usize) {
         (DeviceType::Cuda as i32, self.number())
     }

@@ -1,6 +1,6 @@
 """Reads into the memory of GPUs: in processes with an emulated CUDA driver, for a stand-in for CuPy.
 
-``check.py`` builds the driver, and names its file by ``ZARRS_CUDA_TEST_DRIVER``.
+``check.py`` builds the driver, and names its file by ``CUDA_DRIVER_OF_TESTS``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zarrs_cuda import _devices
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DRIVER = "ZARRS_CUDA_TEST_DRIVER"
+DRIVER = "CUDA_DRIVER_OF_TESTS"
 CUPY = Path(__file__).parent / "without_gpu"
 
 # What every program begins with.
@@ -634,6 +634,9 @@ def check(array, values, on_device, key=Ellipsis, how="__getitem__"):
     assert bool(writes()) != on_device, (key, how, writes())
     syncs = [note for note in cupy.NOTES if note.name == "cuStreamSynchronize"]
     assert syncs, "the host waits before the read returns"
+    if on_device and cupy.DEFAULT == 2:
+        # zarr-python's thread waits for its own stream first, as the one that reads does at the end.
+        assert len({note.thread for note in syncs}) == 2
     np.testing.assert_array_equal(got.get(), values, err_msg=str(key))
     return got
 """
@@ -648,7 +651,10 @@ def test_arrays_of_zarr_python_are_decoded_into_their_buffer(
         + textwrap.dedent(
             """
             zarrs_cuda.configure(devices=range(2))
-            for name in COMPRESSORS:
+            from zarr.core.buffer import gpu
+            import itertools
+            cupy.IS_BUSY = True
+            for name, cupy.DEFAULT in itertools.product(COMPRESSORS, (0, 2)):
                 with zarr.config.set(OF_HOST):
                     made = array_of("uint32", name)
                     part = zarr.create_array(
@@ -667,6 +673,17 @@ def test_arrays_of_zarr_python_are_decoded_into_their_buffer(
                 check(array, VALUES[5], True, 5)
                 check(opened(part), holes, True)
                 check(opened(part), holes[3:25], True, slice(3, 25))
+                # Memory that the caller gives to zarr-python, on any device that was asked for.
+                for device, is_strided in itertools.product((0, 1), (False, True)):
+                    with cupy.cuda.Device(device):
+                        whole = cupy.empty((40, 55), "uint32")
+                        given = gpu.NDBuffer(whole[:, 2:52] if is_strided else cupy.empty((40, 50), "uint32"))
+                        # zarr-python's thread does not see the stream of this one.
+                        cupy.cuda.Device(device).synchronize()
+                    key = (slice(None), slice(None))
+                    read = lambda array: array.get_basic_selection(key, out=given)
+                    got = check(array, VALUES, not is_strided, key, read)
+                    assert got.device.id == device
                 # What is no box, and what is not contiguous, is decoded by the host.
                 check(array, VALUES[::3, 2], False, (slice(None, None, 3), 2))
                 check(array, VALUES[[1, 30]], False, [1, 30])
@@ -769,7 +786,7 @@ def test_a_process_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch, tmp
     if shutil.which("nvidia-smi") is not None:
         pytest.skip("this machine has an NVIDIA driver")
     for name in list(os.environ):
-        if name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__")) and name != DRIVER:
+        if name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__")):
             monkeypatch.delenv(name)
     monkeypatch.setattr(_devices, "_told", set())
     with zarr.config.set({"zarrs_cuda": {"devices": 0}}):

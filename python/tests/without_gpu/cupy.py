@@ -33,6 +33,14 @@ class Note(NamedTuple):
 NOTES: list[Note] = []
 
 
+# The stream of threads that have chosen none: 2 with CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1.
+DEFAULT = 0
+
+
+# Whether new memory is still in use by work in the current stream, as memory of CuPy's pool may be.
+IS_BUSY = False
+
+
 class _Thread(threading.local):
     device = 0
     streams: Any = None
@@ -136,7 +144,7 @@ def get_current_stream(device_id: int | None = None) -> Stream:
     device = _thread.device if device_id is None else device_id
     found = [stream for stream in _thread.streams or [] if stream.device_id == device]
     with Device(device):
-        return found[-1] if found else Stream(ptr=0)
+        return found[-1] if found else Stream(ptr=DEFAULT)
 
 
 def free_memory(device: int) -> int:
@@ -310,7 +318,8 @@ class ndarray:  # noqa: N801
                 device=self.device.id,
                 stream=stream.ptr,
             )
-            stream.synchronize()
+            with Device(self.device.id):
+                stream.synchronize()
 
     def _down(self, address: int, span: int, stream: Stream) -> None:
         _call(
@@ -352,7 +361,10 @@ class ndarray:  # noqa: N801
 
 
 def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    return ndarray((shape,) if isinstance(shape, int) else tuple(shape), dtype, order=order)
+    made = ndarray((shape,) if isinstance(shape, int) else tuple(shape), dtype, order=order)
+    if IS_BUSY and made.size:
+        made.zero_later()
+    return made
 
 
 def asarray(values: Any, dtype: Any = None) -> ndarray:
