@@ -21,6 +21,7 @@ mod placing;
 mod processes;
 #[allow(unsafe_code)]
 mod reading;
+mod requests;
 mod rule;
 #[allow(unsafe_code)]
 mod suites;
