@@ -600,9 +600,10 @@ fn numbers_that_are_wrong() {
         (8, 514),         // no whole elements
         (8, 64),          // too many blocks for the frame
         (12, u32::try_from(len).expect("small") + 1),
-        (16, at_first), // a stream among the offsets
+        (24, at_first), // a stream among the offsets
         (20, u32::try_from(len).expect("small") - 3),
         (24, u32::MAX),
+        (last_block, 0),
         (last_block, frame.leftover as u32 + 1), // a stream longer than its chunk
     ];
     for size in [0, 129, u32::MAX, i32::MAX as u32] {
