@@ -424,6 +424,33 @@ def test_damage_is_the_error_of_the_host_and_lack_of_memory_is_told(on_devices: 
     )
 
 
+def test_a_device_that_hangs_ends_neither_the_host_nor_the_process(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        """
+        # CuPy's own calls would wait for ever.
+        cupy._Memory.__del__ = lambda self: None
+        zarrs_cuda.configure(backend="host")
+        made = array_of("uint32")
+        zarrs_cuda.configure(backend=None, devices=0, device_timeout=0.2)
+        reader = zarrs_cuda.ArrayReader(zarr.open_array(made.store_path.store))
+        out = cupy.empty(VALUES.shape, "uint32")
+        begin = time.monotonic()
+
+        def read():
+            while True:
+                reader.read(out=out)
+
+        said = error_of(zarrs_cuda.BackendUnavailable, read)
+        assert "did not get there within 200ms" in said and "`zarrs_cuda.device_timeout`" in said, said
+        said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(device=0))
+        assert "is not used any more in this process" in said, said
+        assert time.monotonic() - begin < 60
+        np.testing.assert_array_equal(reader.read(), VALUES)
+        """,
+        "devices=1 schedule=latest hang=60",
+    )
+
+
 def test_trust_is_a_setting(on_devices: Callable[..., str]) -> None:
     on_devices(
         """
