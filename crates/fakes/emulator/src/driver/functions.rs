@@ -245,7 +245,7 @@ pub unsafe extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> Code {
     })
 }
 
-/// As NVIDIA's documentation says, an address that the driver does not know is no error: its attributes are 0.
+/// An address that the driver does not know is no error, as NVIDIA documents: its attributes are 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerGetAttributes(
     count: c_uint,
