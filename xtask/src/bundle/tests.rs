@@ -30,7 +30,7 @@ echo 'test result: ok. 2 passed; 0 failed'";
 const FILES: [&str; 2] = ["zarrs_cuda-gpu.json", "zarrs_cuda-gpu.log"];
 
 /// What parts measure, by the names in the document.
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 8] = [
     "start",
     "start_again",
     "chunks",
