@@ -180,7 +180,8 @@ pub fn is_forked_after_devices() -> bool {
     cuda::is_forked()
 }
 
-/// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard.
+/// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard. A thread frees the
+/// memory of tensors that were given back.
 ///
 /// Buffers that are idle for [`Options::with_device_idle_time`] are released without this call. The memory of
 /// the driver stays: its context and the compiled kernels. In a forked child process this function does

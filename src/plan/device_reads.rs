@@ -203,17 +203,21 @@ impl DeviceReads {
         self.reads.check_memory(pointer, len)
     }
 
-    /// Begins to hand elements over in the application's `stream`: see [`CudaReads::hand_over`].
+    /// Begins to hand elements over in the application's `streams`: see [`CudaReads::hand_over`].
     ///
     /// # Errors
-    /// The stream is being captured into a graph, or the device is not usable.
+    /// A stream is being captured into a graph, or the device is not usable.
     ///
     /// # Safety
     /// The requirements of [`CudaReads::hand_over`].
     #[allow(unsafe_code)]
-    pub(crate) unsafe fn hand_over(&self, stream: u64) -> Result<HandOver<'_>, EngineError> {
+    pub(crate) unsafe fn hand_over(
+        &self,
+        streams: Vec<u64>,
+        most: usize,
+    ) -> Result<HandOver<'_>, EngineError> {
         // SAFETY: this function has the same requirements, which its caller keeps.
-        unsafe { self.reads.hand_over(stream) }
+        unsafe { self.reads.hand_over(streams, most) }
     }
 
     /// Returns a subchunk whose elements are the fill value.

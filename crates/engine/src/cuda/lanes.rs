@@ -40,6 +40,9 @@ pub(super) use shut_down::shut_down_error;
 /// The number by which the free memory of a device is divided to get the default budget.
 const DEFAULT_DIVISOR: usize = 4;
 
+/// The longest wait for memory that was dropped, if a device has too little.
+const FREED: Duration = Duration::from_secs(2);
+
 /// The largest default budget of a device: a guest leaves the memory to the application.
 const LARGEST_DEFAULT: usize = 2 << 30;
 
@@ -394,6 +397,11 @@ impl Devices {
             return;
         }
         self.retire_spare(None);
+        self.release_idle_lanes();
+    }
+
+    /// Frees all idle lanes.
+    fn release_idle_lanes(&self) {
         let mut idle = Vec::new();
         for (index, of_device) in self.lock().iter_mut().enumerate() {
             idle.extend(of_device.idle.drain(..).map(|idle| (index, idle.lane)));
@@ -401,18 +409,25 @@ impl Devices {
         self.free(idle);
     }
 
-    /// Keeps spare memory of a device. A thread frees the oldest if there is too much.
+    /// Keeps spare memory of a device. A thread frees it if there is too much. If the devices are shut down, it is leaked.
     pub(super) fn keep_spare(&self, device: &Arc<Device>, spare: SpareMemory) {
+        if self.check_open().is_err() || device.unusable().is_some() {
+            return;
+        }
         let until = spare.until;
-        let state = self.lock();
-        let too_much = device.retired().keep(spare);
-        if let Some(until) = until {
+        if let Some(too_much) = device.retired().keep(spare) {
+            retire(device, [too_much.into()]);
+        } else if let Some(until) = until {
+            let state = self.lock();
             self.call_janitor(until);
+            drop(state);
         }
-        drop(state);
-        if device.unusable().is_none() {
-            retire(device, too_much.map(RetiredMemory::from));
-        }
+    }
+
+    /// Lets a thread free the spare memory of a device, and waits a while for this and for memory that was dropped.
+    pub(super) fn free_spare(&self, device: &Arc<Device>) {
+        self.retire_spare(None);
+        device.retired().wait(FREED);
     }
 
     /// Lets a thread free the spare memory that is due at `now`; all of it without a time.

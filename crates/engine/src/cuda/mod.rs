@@ -132,7 +132,7 @@ pub fn metrics() -> DeviceMetrics {
     }
 }
 
-/// Frees the idle lanes of this process.
+/// Frees the idle lanes of this process, and lets a thread free its spare memory.
 pub fn release_idle() {
     if let Some(Ok(devices)) = DEVICES.get() {
         devices.release_idle();

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::driver::{DeviceMemory, EventId};
 
-/// The most spare allocations of a device.
-const MOST_SPARE: usize = 4;
+/// The most spare allocations of a device, and the most bytes of them.
+const MOST_SPARE: (usize, usize) = (16, 2 << 30);
 
 /// The bytes that spare memory may have beyond twice the bytes that are wanted.
 const SLACK: usize = 1 << 20;
@@ -84,6 +84,12 @@ impl Retired {
         self.freed.notify_all();
     }
 
+    /// Returns whether there is spare memory, or a thread is freeing memory.
+    pub(super) fn holds_memory(&self) -> bool {
+        let list = self.lock();
+        list.is_freed || !list.spare.is_empty()
+    }
+
     /// Waits at most `time` while a thread is freeing memory.
     pub(super) fn wait(&self, time: Duration) {
         let list = self.lock();
@@ -101,27 +107,38 @@ impl Retired {
         list.is_freed.then(|| std::mem::take(&mut list.memory))
     }
 
-    /// Keeps `spare`. Returns the oldest spare memory if there is too much of it.
+    /// Keeps `spare`. Gives it back if there is too much spare memory already.
     pub(super) fn keep(&self, spare: SpareMemory) -> Option<SpareMemory> {
         let mut list = self.lock();
+        let bytes: usize = list.spare.iter().map(|spare| spare.len).sum();
+        let (most, most_bytes) = MOST_SPARE;
+        if list.spare.len() >= most || bytes.saturating_add(spare.len) > most_bytes {
+            return Some(spare);
+        }
         list.spare.push(spare);
-        (list.spare.len() > MOST_SPARE).then(|| list.spare.remove(0))
+        None
     }
 
-    /// Takes spare memory of at least `len` bytes, and not many more, whose event has happened.
+    /// Takes spare memory of at least `len` bytes, and not many more, whose event has happened. `has_happened` may call
+    /// the driver, so it is called without the lock, which drops of memory take.
     pub(super) fn reuse(
         &self,
         len: usize,
         has_happened: impl Fn(EventId) -> bool,
     ) -> Option<SpareMemory> {
         let most = len.saturating_mul(2).saturating_add(SLACK);
+        let is_fitting = |spare: &mut SpareMemory| (len..=most).contains(&spare.len);
+        let mut fitting: Vec<_> = self.lock().spare.extract_if(.., is_fitting).collect();
+        // The smallest, and the oldest of these.
+        let mut order: Vec<usize> = (0..fitting.len()).collect();
+        order.sort_by_key(|at| fitting[*at].len);
+        let found = order
+            .into_iter()
+            .find(|at| has_happened(fitting[*at].after));
+        let found = found.map(|at| fitting.remove(at));
         let mut list = self.lock();
-        let fitting =
-            list.spare.iter().enumerate().filter(|(_, spare)| {
-                (len..=most).contains(&spare.len) && has_happened(spare.after)
-            });
-        let (at, _) = fitting.min_by_key(|(_, spare)| spare.len)?;
-        Some(list.spare.remove(at))
+        list.spare.splice(0..0, fitting);
+        found
     }
 
     /// Takes the spare memory that is to be freed at `now`; all of it without a time.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::driver::{Rows, RowsShape, Span};
 
-/// A box of rows, which lie both on both sides.
+/// A box of rows, which lie on the side that is read and on the side that is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowsBox {
     /// The offset at which the box begins on the side that is read, and on the side that is written.

@@ -370,10 +370,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// not create. `stream` is the CUDA driver's handle of the stream.
     ///
     /// # Errors
-    /// As for [`copy_rows`](Self::copy_rows).
+    /// The errors of [`copy_rows`](Self::copy_rows).
     ///
     /// # Safety
-    /// As for [`copy_rows`](Self::copy_rows) and [`record_in`](Self::record_in).
+    /// The requirements of [`copy_rows`](Self::copy_rows) and of [`record_in`](Self::record_in).
     unsafe fn copy_rows_in(
         &self,
         stream: u64,

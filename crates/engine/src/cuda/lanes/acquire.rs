@@ -180,7 +180,7 @@ impl Devices {
     }
 
     /// Allocates a lane whose memory is counted already. If the device is out of memory, its idle lanes are
-    /// freed and the allocation is tried again. The idle lanes are kept if one of them is large enough for
+    /// and its spare memory are freed and the allocation is tried again. The idle lanes are kept if one of them is large enough for
     /// the smaller lane that is tried next. Returns `None` on failure; the error is then in `request`.
     fn allocate(
         &self,
@@ -190,6 +190,7 @@ impl Devices {
     ) -> Option<Lane> {
         let device = &self.devices[index];
         let plan = request.plan;
+        let mut spare_is_freed = false;
         loop {
             let (error, leaked, entered) = match device.enter() {
                 Ok(entered) => match Lane::new(device, need, request.limits.timeout) {
@@ -222,6 +223,12 @@ impl Devices {
                 if !idle.is_empty() {
                     drop(state);
                     self.free(idle.into_iter().map(|idle| (index, idle.lane)).collect());
+                    continue;
+                }
+                if !spare_is_freed && device.retired().holds_memory() {
+                    spare_is_freed = true;
+                    drop(state);
+                    self.free_spare(device);
                     continue;
                 }
             }

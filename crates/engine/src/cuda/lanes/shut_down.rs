@@ -57,14 +57,14 @@ impl Devices {
     }
 
     /// Frees the idle lanes on a thread of its own, because a function of the driver may block. Without a
-    /// thread, the lanes are leaked.
+    /// thread, the lanes are leaked. Spare memory is leaked, because freeing it waits for the application.
     fn free_idle_elsewhere(&self) {
         let Some(devices) = self.this.upgrade() else {
             return;
         };
         let freeing = std::thread::Builder::new()
             .name("zarrs_cuda shut down".to_string())
-            .spawn(move || devices.release_idle());
+            .spawn(move || devices.release_idle_lanes());
         if let Err(error) = freeing {
             tracing::debug!(%error, "no thread to free idle lanes");
         }

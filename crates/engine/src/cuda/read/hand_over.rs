@@ -5,9 +5,8 @@
 //! their stream          what they have enqueued -> copies from the buffer -> what they enqueue later
 //! ```
 //!
-//! So no lane ever waits for the application, and the application's memory is not touched before all elements are
-//! right. The buffer is spare memory as soon as the copies are complete. The call waits for the application's stream
-//! only if as many buffers as [`IN_FLIGHT`] wait for it.
+//! So no lane ever waits for the application, and no place is written before all elements of its buffer are right. The buffer is spare memory as soon as the copies are complete. The call waits for the application's streams
+//! only if too many bytes are on their way there.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
@@ -26,18 +25,17 @@ use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::rows_box::{RowsBox, RowsCopy};
 use crate::cuda::waits::{Awaited, WaitLimit};
 
-/// The most buffers of a call that wait for the application's stream.
-const IN_FLIGHT: usize = 2;
-
 const HANDED_OVER: Site = Site("record: elements were copied to an application");
 const HANDED_OVER_HOST: Site = Site("synchronise: a buffer for an application");
 
-/// The way of elements to memory of an application, in one of its streams.
+/// The way of elements to memory of an application, in its streams.
 #[derive(Debug)]
 pub struct HandOver<'a> {
     reads: &'a CudaReads,
     device: Arc<Device>,
-    stream: u64,
+    streams: Vec<u64>,
+    /// The most bytes that are on their way at a time, unless one buffer has more.
+    most: usize,
     /// The buffers whose elements are on their way, the oldest first, each with the event after which they are there.
     on_their_way: VecDeque<(DeviceBuffer, EventId)>,
 }
@@ -74,24 +72,31 @@ impl CudaReads {
         }
     }
 
-    /// Begins to hand elements over in the application's `stream`.
+    /// Begins to hand elements over in the application's `streams`. At most `most` bytes are on their way at a time,
+    /// unless one buffer has more.
     ///
     /// # Errors
-    /// The stream is being captured into a graph, or the device is not usable.
+    /// A stream is being captured into a graph, or the device is not usable.
     ///
     /// # Safety
-    /// The stream belongs to the device's primary context, and is not destroyed before the result is dropped.
-    pub unsafe fn hand_over(&self, stream: u64) -> Result<HandOver<'_>, EngineError> {
+    /// The streams belong to the device's primary context, and are not destroyed before the result is dropped.
+    pub unsafe fn hand_over(
+        &self,
+        streams: Vec<u64>,
+        most: usize,
+    ) -> Result<HandOver<'_>, EngineError> {
         let device = self.engine.devices.numbered(self.device)?.clone();
         let entered = device.enter()?;
+        let mut each = streams.iter();
         // SAFETY: this function has the same requirements, which its caller keeps.
-        let checked = unsafe { check_not_captured(&device, stream) };
+        let checked = each.try_for_each(|stream| unsafe { check_not_captured(&device, *stream) });
         drop(entered);
         checked?;
         Ok(HandOver {
             reads: self,
             device,
-            stream,
+            streams,
+            most,
             on_their_way: VecDeque::new(),
         })
     }
@@ -103,13 +108,25 @@ impl HandOver<'_> {
     /// # Errors
     /// The device is not usable, or has too little memory.
     pub fn buffer(&mut self, len: usize) -> Result<DeviceBuffer, EngineError> {
-        if self.on_their_way.len() >= IN_FLIGHT {
+        let bytes = |this: &Self| -> usize {
+            let buffers = this.on_their_way.iter();
+            buffers.map(|(buffer, _)| buffer.len()).sum()
+        };
+        while !self.on_their_way.is_empty() && bytes(self).saturating_add(len) > self.most {
             self.wait_for_oldest()?;
         }
-        self.reads.allocate(len)
+        loop {
+            match self.reads.allocate(len) {
+                // The memory of an older buffer may do, or may be freed.
+                Err(error) if is_out_of_memory(&error) && !self.on_their_way.is_empty() => {
+                    self.wait_for_oldest()?;
+                }
+                allocated => return allocated,
+            }
+        }
     }
 
-    /// Waits until the application's stream has copied the oldest buffer, for any time.
+    /// Waits until the oldest buffer was copied in the application's stream, for any time.
     fn wait_for_oldest(&mut self) -> Result<(), EngineError> {
         let Some((buffer, event)) = self.on_their_way.pop_front() else {
             return Ok(());
@@ -122,15 +139,17 @@ impl HandOver<'_> {
             lent: Some(&lent),
         };
         let device = &self.device;
-        let entered = device.enter()?;
-        let waited = device.wait(Awaited::Event(event), HANDED_OVER_HOST, limit);
-        drop(entered);
+        let waited = device.enter().and_then(|entered| {
+            let waited = device.wait(Awaited::Event(event), HANDED_OVER_HOST, limit);
+            drop(entered);
+            waited
+        });
         // The buffer is the next one, unless the wait has failed.
         buffer.spare(event);
         Ok(waited?)
     }
 
-    /// Copies boxes of elements from `buffer` to the application's memory, in the application's stream. Each box has
+    /// Copies boxes of elements from `buffer` to the application's memory, in `stream`, one of its streams. Each box has
     /// the offset at which it begins in the buffer, its shape and its strides there, in bytes, and its place.
     ///
     /// # Errors
@@ -141,23 +160,33 @@ impl HandOver<'_> {
     /// before its stream is through, and nothing else uses them but work that its stream orders.
     pub unsafe fn copy<'p>(
         &mut self,
+        stream: u64,
         buffer: DeviceBuffer,
         boxes: impl IntoIterator<Item = (usize, &'p [usize], &'p [usize], &'p DeviceArray)>,
     ) -> Result<(), EngineError> {
+        if !self.streams.contains(&stream) {
+            return Err(EngineError::Internal("a stream that was not checked"));
+        }
         let device = self.device.clone();
         let entered = device.enter()?;
         let size = self.reads.grid.element_size();
+        // SAFETY: the caller of `hand_over` vouches for the stream.
+        let checked = unsafe { check_not_captured(&device, stream) };
+        if let Err(error) = checked {
+            drop(entered);
+            return Err(error);
+        }
         let mut copied = Ok(());
         for (from, shape, strides, to) in boxes {
             let rows = rows(from, (shape, size), strides, &to.strides);
             // SAFETY: the caller keeps the requirements of this function.
-            copied = unsafe { self.copy_box(&buffer, &rows, to) };
+            copied = unsafe { self.copy_box(stream, &buffer, &rows, to) };
             if copied.is_err() {
                 break;
             }
         }
         // SAFETY: the caller of `hand_over` vouches for the stream.
-        let event = copied.and_then(|()| unsafe { record_new(&device, self.stream, HANDED_OVER) });
+        let event = copied.and_then(|()| unsafe { record_new(&device, stream, HANDED_OVER) });
         drop(entered);
         // After an error, the buffer is dropped, and freed when everything on the device is complete.
         self.on_their_way.push_back((buffer, event?));
@@ -170,6 +199,7 @@ impl HandOver<'_> {
     /// The requirements of [`copy`](Self::copy).
     unsafe fn copy_box(
         &self,
+        stream: u64,
         buffer: &DeviceBuffer,
         rows: &RowsBox,
         to: &DeviceArray,
@@ -183,7 +213,7 @@ impl HandOver<'_> {
             let to = to.in_span(span(target, to.bytes(shape)));
             // SAFETY: the buffer lives until the event behind these copies has happened. The caller vouches for the
             // place, and the caller of `hand_over` for the stream.
-            let copied = unsafe { driver.copy_rows_in(self.stream, shape, from, to) };
+            let copied = unsafe { driver.copy_rows_in(stream, shape, from, to) };
             self.device.watch(copied)?;
         }
         Ok(())
@@ -198,6 +228,14 @@ impl Drop for HandOver<'_> {
     }
 }
 
+fn is_out_of_memory(error: &EngineError) -> bool {
+    match error {
+        EngineError::Device(error) => error.is_out_of_memory(),
+        EngineError::OutOfMemory { .. } => true,
+        _ => false,
+    }
+}
+
 /// Returns the rows of a box of elements of `size` bytes, from the offset `from` of a buffer to the begin of a place.
 fn rows(
     from: usize,
@@ -208,7 +246,7 @@ fn rows(
     let strides = std::iter::zip(from_strides, to_strides);
     let mut axes: Vec<(usize, (&usize, &usize))> =
         std::iter::zip(shape.iter().copied(), strides).collect();
-    // Few copies take the fastest axis last.
+    // The fastest axis comes last, so that few copies suffice.
     axes.sort_by_key(|(_, (_, to))| std::cmp::Reverse(**to));
     let bytes = (size, (&1, &1));
     let axes = || axes.iter().chain([&bytes]);

@@ -12,9 +12,6 @@ use crate::cuda::freeing::retire;
 use crate::cuda::lanes::Devices;
 use crate::cuda::retired::{RetiredMemory, SpareMemory};
 
-/// The longest wait for memory that was dropped, if a device has too little.
-const FREED: Duration = Duration::from_secs(2);
-
 /// The record of the event after which an application uses memory no more.
 const RELEASED: Site = Site("record: the application has used the memory");
 
@@ -50,7 +47,7 @@ impl CudaReads {
         let (memory, allocated) = match spare_or_new(&device, len) {
             Err(error) if error.is_out_of_memory() => {
                 devices.release_idle();
-                device.retired().wait(FREED);
+                devices.free_spare(&device);
                 spare_or_new(&device, len)
             }
             allocated => allocated,
@@ -67,15 +64,18 @@ impl CudaReads {
 }
 
 /// Returns memory of at least `len` bytes, and its size.
-fn spare_or_new(device: &Device, len: usize) -> Result<(DeviceMemory, usize), DriverError> {
+fn spare_or_new(device: &Arc<Device>, len: usize) -> Result<(DeviceMemory, usize), DriverError> {
     let (driver, len) = (device.driver(), len.max(1));
     let entered = device.enter()?;
     let has_happened = |event| driver.query_event(event).unwrap_or(false);
     let memory = match device.retired().reuse(len, has_happened) {
-        Some(spare) => {
-            let destroyed = driver.destroy_event(spare.after);
-            destroyed.map(|()| (spare.memory, spare.len))
-        }
+        Some(spare) => driver
+            .destroy_event(spare.after)
+            .map(|()| (spare.memory, spare.len))
+            .inspect_err(|_| {
+                let (memory, event) = (spare.memory, None);
+                retire(device, [RetiredMemory { memory, event }]);
+            }),
         None => driver.allocate(len).map(|memory| (memory, len)),
     };
     let memory = device.watch(memory);

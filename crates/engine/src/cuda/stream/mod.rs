@@ -96,8 +96,9 @@ impl CudaEngine {
             check.map_err(EngineError::Unsuitable)?;
             match StreamLane::open(device, &plan) {
                 Err(EngineError::Device(error)) if error.fault == Fault::OutOfMemory => {
-                    // Idle lanes may hold the missing memory.
+                    // Idle lanes and spare memory may be the missing memory.
                     self.devices.release_idle();
+                    self.devices.free_spare(device);
                     StreamLane::open(device, &plan)
                 }
                 opened => opened,

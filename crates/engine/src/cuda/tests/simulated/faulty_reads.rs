@@ -25,10 +25,14 @@ fn read(
     hand_over(reads, (shard, encoded), &boxes, application, 3)
 }
 
-/// Waits until no thread frees memory, or nothing is left.
-fn settle(simulation: &Simulation) {
+/// Waits until no thread frees memory, or nothing is left. A device that is not usable keeps its memory.
+fn settle(simulation: &Simulation, is_usable: bool) {
     let begin = Instant::now();
-    while begin.elapsed() < Duration::from_millis(200) && simulation.live() != Live::default() {
+    let is_settled = || {
+        let live = simulation.live();
+        live == Live::default() || !is_usable && live.entered == 0
+    };
+    while begin.elapsed() < Duration::from_millis(200) && !is_settled() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -63,9 +67,7 @@ fn check(shard: &Shard, encoded: &EncodedShard, after: usize, fault: fn(usize) -
     }
     engine.devices.release_idle();
     drop((engine, reads));
-    if is_usable {
-        settle(&simulation);
-    }
+    settle(&simulation, is_usable);
     let violations = simulation.violations();
     assert!(violations.is_empty(), "{what}: {violations:#?}");
     let live = simulation.live();

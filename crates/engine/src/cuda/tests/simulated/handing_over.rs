@@ -120,7 +120,8 @@ pub(super) fn hand_over(
     let places: Vec<DeviceArray> = places.collect();
     reads.check_memory(application.memory.0, boxes.len)?;
     // SAFETY: the stream lives, and orders the use of the application's memory.
-    let mut way = unsafe { reads.hand_over(application.stream.0)? };
+    let stream = application.stream.0;
+    let mut way = unsafe { reads.hand_over(vec![stream], 2 * ours.len)? };
     for _ in 0..rounds {
         let buffer = way.buffer(ours.len)?;
         read_to(reads, shard, encoded, &ours, &buffer)?;
@@ -129,7 +130,7 @@ pub(super) fn hand_over(
             (from, &*ours.shape, &ours.strides[1..], place)
         });
         // SAFETY: the boxes lie in their places, which live until the stream was synchronised.
-        unsafe { way.copy(buffer, copies)? };
+        unsafe { way.copy(stream, buffer, copies)? };
     }
     Ok(())
 }
@@ -317,7 +318,7 @@ fn wrong_addresses_and_captured_streams_are_refused() {
     }
     one.capture(application.stream, true);
     // SAFETY: the stream lives.
-    let refused = unsafe { reads.hand_over(application.stream.0) }.expect_err("captured");
+    let refused = unsafe { reads.hand_over(vec![application.stream.0], 0) }.expect_err("captured");
     assert!(refused.to_string().contains("captured"), "{refused}");
     let buffer = reads.allocate(100).expect("fits");
     // SAFETY: nothing uses the buffer.
