@@ -15,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use zarrs::array::ArraySubset;
-use zarrs_cuda::reader::{ArrayReader, DevicePlace};
+use zarrs_cuda::reader::{ArrayReader, DevicePlace, ReaderError};
 
 use crate::array::Opened;
 use crate::batch::{Batch, Item};
@@ -25,6 +25,9 @@ use crate::memory::Memory;
 use crate::read;
 use crate::store::Store;
 use crate::tensor::NAME;
+
+/// The words of the library's error for a device that nobody has asked for.
+const NOT_ASKED: &str = "is not among the devices that were asked for";
 
 /// The letters of the array interface for the types that `DLPack` counts.
 const LETTERS: [Option<char>; 7] = [
@@ -230,8 +233,11 @@ pub(crate) fn read_batch(
     let subsets: Vec<ArraySubset> = boxes.into_iter().map(|(subset, _)| subset).collect();
     // SAFETY: the library asks the driver whether the places are memory of the device. The caller, in Python, holds the
     // array, uses it in the stream alone, and waits for the stream before it gives the array to anybody.
-    unsafe { reader.read_into_device(&subsets, &places)? };
-    Ok(true)
+    match unsafe { reader.read_into_device(&subsets, &places) } {
+        // The environment may ask for another device than that of the array.
+        Err(ReaderError::Device { reason }) if reason.contains(NOT_ASKED) => Ok(false),
+        read => Ok(read.map(|()| true)?),
+    }
 }
 
 /// Reads the boxes of `shape` that begin at `origins` into `target`. Returns when the copies are enqueued there.

@@ -41,7 +41,7 @@ impl ElementType {
     /// Returns the type of elements that numpy calls `dtype`.
     ///
     /// # Errors
-    /// `TypeError` if libraries for devices have no name for such elements.
+    /// `ValueError` if libraries for devices have no name for such elements.
     pub(crate) fn of(dtype: &Bound<'_, PyArrayDescr>) -> PyResult<Self> {
         let code = match dtype.kind() {
             b'b' => DataTypeCode::Bool,
@@ -50,7 +50,7 @@ impl ElementType {
             b'f' => DataTypeCode::Float,
             b'c' => DataTypeCode::Complex,
             _ => {
-                return Err(PyTypeError::new_err(format!(
+                return Err(PyValueError::new_err(format!(
                     "elements of the type {dtype} are not read into the memory of a GPU, because DLPack has no name \
                      for them: read them without `device`"
                 )));

@@ -45,7 +45,7 @@ pub(crate) enum Error {
 }
 
 /// The remedy where nothing can be read into the memory of a device.
-const INTO_HOST: &str = "Without `device` the elements are read into the memory of the host";
+const INTO_HOST: &str = "Without `device`, and with an `out` of the host, the elements are read into the memory of the host";
 
 /// The error number of the operating system for a file that other processes use.
 const EBUSY: i32 = 16;

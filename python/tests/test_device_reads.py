@@ -388,7 +388,7 @@ def test_refusals_say_what_to_do(on_devices: Callable[..., str]) -> None:
             tempfile.mkdtemp(), shape=(8,), chunks=(4,), shards=(8,), dtype="datetime64[s]"
         )
         assert "datetime64[s]" in error_of(
-            TypeError, lambda: zarrs_cuda.ArrayReader(times).read(device=1)
+            ValueError, lambda: zarrs_cuda.ArrayReader(times).read(device=1)
         )
         assert cupy.from_dlpack(reader.read(device=1)).get()[-1, -1] == VALUES[-1, -1]
         """
@@ -823,3 +823,50 @@ def test_a_process_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch, tmp
         reader.read(device="cuda")
     assert "zarrs_cuda.doctor()" in str(error.value)
     assert (reader.read() == 0).all()
+
+
+def test_memory_that_is_not_for_writing_is_refused(on_devices: Callable[..., str]) -> None:
+    """Tensors that promise to be complete, immutable arrays, and a stream beside the memory's own."""
+    on_devices("""
+        zarrs_cuda.configure(devices=[0])
+        reader = zarrs_cuda.ArrayReader(array_of())
+        tensor = reader.read(device=0)
+        out = cupy.empty(VALUES.shape, "uint16")
+
+
+        class Immutable:
+            # Arrays of JAX: a capsule that does not say so, and an interface that does.
+            def __dlpack_device__(self):
+                return out.__dlpack_device__()
+
+            def __dlpack__(self, *, stream=None, max_version=None, copy=None, dl_device=None):
+                return out.__dlpack__(stream=stream)
+
+            @property
+            def __cuda_array_interface__(self):
+                told = out.__cuda_array_interface__
+                return told | {"data": (told["data"][0], True)}
+
+
+        class Refusing(Immutable):
+            def __dlpack__(self, **keywords):
+                raise BufferError("not here")
+
+
+        class Bare:
+            __cuda_array_interface__ = out.__cuda_array_interface__ | {"stream": 1}
+
+
+        stream = cupy.cuda.Stream(non_blocking=True)
+        for why, read in (
+            ("is a DeviceTensor", lambda: reader.read(out=tensor)),
+            ("may only be read", lambda: reader.read(out=Immutable())),
+            ("not here", lambda: reader.read(out=Refusing())),
+            ("the current one", lambda: reader.read(out=Refusing())),
+            ("used in the stream 1", lambda: reader.read(out=Bare(), device=0, stream=stream)),
+            ("below 0", lambda: reader.read_boxes([[0, 0]], (-1, 2), device=0)),
+        ):
+            assert why in error_of(ValueError, read), why
+        reader.read(out=Bare(), device=0)
+        np.testing.assert_array_equal(cupy.asnumpy(out), VALUES)
+    """)

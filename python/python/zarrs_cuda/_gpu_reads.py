@@ -129,7 +129,7 @@ class Target(NamedTuple):
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     stream: int
-    # Keeps the memory.
+    # Keeps the memory and the stream.
     owner: Any
 
     def places(self, wanted: Wanted) -> tuple[int, int, int, int, list[int], int]:
@@ -159,6 +159,7 @@ def _target(out: Any, stream: Any, number: int | str | None) -> Target:
     """
     handle = None if stream is None else handle_of(stream)
     found = (_of_dlpack if hasattr(out, "__dlpack__") else _of_interface)(out, handle, number)
+    found = found._replace(owner=(found.owner, stream))
     if any(step < 0 and extent > 1 for step, extent in zip(found.strides, found.shape, strict=True)):
         msg = f"`out` has the strides {found.strides}, and memory that goes backwards is not written: copy it"
         raise ValueError(msg)
@@ -197,19 +198,47 @@ def _of_dlpack(out: Any, handle: int | None, named: int | str | None) -> Target:
         msg = f"`out` is memory of GPU {number}, and `device` names {named!r}: leave out `device`"
         raise ValueError(msg)
     handle = _LEGACY if handle is None else handle
-    # What the library of `out` has enqueued for this memory comes before what is enqueued in this stream now.
+    if isinstance(out, native().DeviceTensor):
+        msg = (
+            "`out` is a DeviceTensor, whose elements are complete for every stream, and would not be: make "
+            "an array of CuPy or PyTorch of it, and give that"
+        )
+        raise ValueError(msg)
     try:
-        capsule = out.__dlpack__(stream=handle, max_version=(1, 0), copy=False)
-    except TypeError:
-        # A library for an older DLPack.
-        capsule = out.__dlpack__(stream=handle)
-    try:
+        capsule = _capsule_of(out, handle)
         number, pointer, shape, strides, letters = native().memory_of_capsule(capsule)
     except BufferError as error:
-        msg = f"`out` is no memory of a GPU for elements: {error}"
+        msg = (
+            f"`out` is no memory of a GPU for elements: {error}. If it is memory of another GPU than the "
+            "current one, make its GPU the current one"
+        )
         raise ValueError(msg) from error
+    if not _is_versioned(capsule) and _is_read_only(out):
+        msg = f"`out` is a {type(out).__name__}, which may only be read: give memory that can be written"
+        raise ValueError(msg)
     dtype = np.dtype(letters)
     return Target(number, pointer, tuple(shape), tuple(strides), dtype, handle, (out, capsule))
+
+
+def _capsule_of(out: Any, handle: int) -> Any:
+    """Return the capsule of ``out``, after what its library has enqueued in its current stream."""
+    for keywords in ({"max_version": (1, 0), "copy": False}, {"max_version": (1, 0)}):
+        try:
+            return out.__dlpack__(stream=handle, **keywords)
+        except TypeError:
+            # A library for an older DLPack.
+            continue
+    return out.__dlpack__(stream=handle)
+
+
+def _is_versioned(capsule: Any) -> bool:
+    """Return whether the tensor of a capsule says if it may be written."""
+    return '"dltensor_versioned"' in repr(capsule)
+
+
+def _is_read_only(out: Any) -> bool:
+    told = getattr(out, "__cuda_array_interface__", None)
+    return told is not None and bool(told["data"][1])
 
 
 def _of_interface(out: Any, handle: int | None, named: int | str | None) -> Target:
@@ -232,9 +261,14 @@ def _of_interface(out: Any, handle: int | None, named: int | str | None) -> Targ
             steps.append(step)
             step *= extent
         strides = steps[::-1]
-    if handle is None:
-        # Its own stream, behind what is pending there.
-        handle = told.get("stream") or _LEGACY
+    own = told.get("stream")
+    if handle is not None and own not in (None, handle):
+        msg = (
+            f"`out` says that its memory is used in the stream {own}, and `stream` is {handle}: leave out "
+            "`stream`, and let the other stream wait for that one"
+        )
+        raise ValueError(msg)
+    handle = own or handle or _LEGACY
     return Target(named, pointer, shape, tuple(strides), dtype, handle, out)
 
 
@@ -246,8 +280,12 @@ def into_array(
     Call this function on the thread whose current stream orders the use of ``out``. What it returns returns
     whether the batch was read, and then all elements are in ``out``.
     """
+    if isinstance(out, np.ndarray) or not devices.asks():
+        return None
     cupy = sys.modules.get("cupy")
-    if cupy is None or not isinstance(out, cupy.ndarray) or not devices.asks():
+    # Another thread may be importing it.
+    array_type = getattr(cupy, "ndarray", None)
+    if cupy is None or not isinstance(array_type, type) or not isinstance(out, array_type):
         return None
     number = int(out.device.id)
     spec = batch[0][1]
@@ -266,16 +304,25 @@ def into_array(
         stream.synchronize()
     memory = number, out.data.ptr, out.shape, out.itemsize, 0 if handle == _LEGACY else handle
 
-    def read_batch() -> bool:
-        try:
-            is_read = ours.read_into_device(batch, memory, _settings.threads())
-        except BackendUnavailable:
-            if _devices.wants_cuda(devices):
-                raise
-            return False
+    def wait() -> None:
         # The user does not see the stream of this thread.
         with cupy.cuda.Device(number):
             stream.synchronize()
+
+    def read_batch(_held: Any = out) -> bool:
+        # The call holds the array until it ends, also where its caller was cancelled.
+        try:
+            is_read = ours.read_into_device(batch, memory, _settings.threads())
+        except BackendUnavailable as error:
+            if _devices.wants_cuda(devices):
+                # The remedies of other reads are none here.
+                raise BackendUnavailable(error.args[0]) from error
+            return False
+        except BaseException:
+            # Some elements may be on their way.
+            wait()
+            raise
+        wait()
         return is_read
 
     return read_batch

@@ -197,9 +197,11 @@ class ArrayReader:
             needs no ``device``, unless it has no ``__dlpack__``.
         stream
             The stream that orders the use of an ``out`` on a GPU: a handle, or a stream of CuPy or PyTorch.
-            By default the legacy default stream, as theirs are. The elements are written behind the work that
-            is in this stream now, and before work that is enqueued there later. The call returns when they
-            are right and their copies are enqueued. Work in other streams has to wait for this one. The
+            By default the legacy default stream, as theirs are, or the stream that an ``out`` without
+            ``__dlpack__`` names. Only the current stream of the library of ``out``, on the current GPU, is
+            waited for: work of other streams on the memory has to be complete. The elements are written
+            behind the work that is in this stream now, and before work that is enqueued there later. The call
+            returns when they are right and their copies are enqueued. Work in other streams has to wait for this one. The
             stream belongs to the GPU's primary context, as those of CuPy and PyTorch do.
 
         Returns
@@ -384,6 +386,9 @@ class ArrayReader:
             places = np.empty((0, len(self.shape)), np.int64)
         if len(shape) != len(self.shape):
             msg = f"boxes of {len(self.shape)} axes are asked for with {len(shape)} extents, {tuple(shape)}"
+            raise ValueError(msg)
+        if any(extent < 0 for extent in shape):
+            msg = f"boxes of the shape {tuple(shape)} are asked for, and no extent is below 0"
             raise ValueError(msg)
         if places.ndim != 2 or places.shape[1] != len(self.shape) or places.dtype.kind not in "iu":
             msg = (
