@@ -201,8 +201,8 @@ class ArrayReader:
             ``__dlpack__`` names. Only the current stream of the library of ``out``, on the current GPU, is
             waited for: work of other streams on the memory has to be complete. The elements are written
             behind the work that is in this stream now, and before work that is enqueued there later. The call
-            returns when they are right and their copies are enqueued. Work in other streams has to wait for this one. The
-            stream belongs to the GPU's primary context, as those of CuPy and PyTorch do.
+            returns when they are right and their copies are enqueued. Work in other streams has to wait for
+            this one. The stream belongs to the GPU's primary context, as those of CuPy and PyTorch do.
 
         Returns
         -------

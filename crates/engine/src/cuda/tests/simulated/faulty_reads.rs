@@ -21,8 +21,10 @@ fn read(
     let boxes = Boxes::whole(shard);
     let buffer = reads.allocate(boxes.len)?;
     read_to(reads, shard, encoded, &boxes, &buffer)?;
+    hand_over(reads, (shard, encoded), &boxes, application, 3)?;
+    // A thread frees the memory. It should not be at work when the context breaks.
     drop(buffer);
-    hand_over(reads, (shard, encoded), &boxes, application, 3)
+    Ok(())
 }
 
 /// Waits until no thread frees memory, or nothing is left. A device that is not usable keeps its memory.
