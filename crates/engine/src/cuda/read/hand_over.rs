@@ -5,8 +5,9 @@
 //! their stream          what they have enqueued -> copies from the buffer -> what they enqueue later
 //! ```
 //!
-//! So no lane ever waits for the application, and no place is written before all elements of its buffer are right. The buffer is spare memory as soon as the copies are complete. The call waits for the application's streams
-//! only if too many bytes are on their way there.
+//! So no lane ever waits for the application, and no place is written before all elements of its buffer are right. The
+//! buffer is spare memory as soon as the copies are complete. The call waits for the application's streams only if too
+//! many bytes are on their way there.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
