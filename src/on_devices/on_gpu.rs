@@ -56,7 +56,7 @@ fn with_reads(name: &str, needs_nvcomp: bool, test: impl Fn(OnDevice, &Options, 
         return;
     }
     let options = Options::default().with_device_memory(1 << 30);
-    for seed in 0..6 {
+    for seed in 0..u64::from(cases().min(6)) {
         test(OnDevice::of(driver.clone()), &options, seed);
     }
 }
@@ -89,8 +89,10 @@ fn boxes_are_read_into_memory_of_an_application() {
 /// zarr-python and tensorstore have written the arrays.
 #[test]
 fn arrays_of_others_are_decoded() {
-    with_reads("arrays_of_others_are_decoded", true, |on, options, _| {
-        foreign::read_all(|_| OnDevice::of(on.driver.clone()), options);
+    with_reads("arrays_of_others_are_decoded", true, |on, options, seed| {
+        if seed == 0 {
+            foreign::read_all(|_| OnDevice::of(on.driver.clone()), options);
+        }
     });
 }
 

@@ -22,6 +22,8 @@ const FILLED: u8 = 0xcc;
 struct Memory<'a> {
     driver: &'a dyn Driver,
     stream: StreamId,
+    /// The driver's handle of the stream in which elements are written.
+    handle: u64,
     memory: DeviceMemory,
     expected: Vec<u8>,
 }
@@ -42,9 +44,23 @@ impl<'a> Memory<'a> {
         Self {
             driver,
             stream,
+            // The handle of a simulated stream.
+            handle: stream.0,
             memory,
             expected: vec![FILLED; len],
         }
+    }
+
+    /// Returns memory of the device of `on`. Elements are written in the default stream of one that is not simulated.
+    fn on(on: &'a OnDevice, len: usize) -> Self {
+        let mut memory = Self::new(&*on.driver, len);
+        if !on.is_simulated() {
+            memory.handle = 0;
+            on.driver.enter().unwrap();
+            on.driver.synchronize_stream(memory.stream, DONE).unwrap();
+            on.driver.leave().unwrap();
+        }
+        memory
     }
 
     /// Returns a place at `offset`.
@@ -54,7 +70,7 @@ impl<'a> Memory<'a> {
             pointer: self.memory.0 + offset as u64,
             len: self.expected.len() - offset,
             strides: strides.to_vec(),
-            stream: self.stream.0,
+            stream: self.handle,
         }
     }
 
@@ -83,11 +99,15 @@ impl<'a> Memory<'a> {
         let Self {
             driver,
             stream,
+            handle,
             memory,
             expected,
         } = self;
         let len = expected.len();
         driver.enter().unwrap();
+        if handle != stream.0 {
+            driver.synchronize_context().unwrap();
+        }
         let pinned = driver.allocate_pinned(len, PinnedUse::FromDevice).unwrap();
         let to = PinnedSpan {
             memory: pinned,
@@ -156,7 +176,7 @@ pub(super) fn place_boxes(on: OnDevice, options: &Options, seed: u64) {
         // Boxes of one shape, and others, in one stream.
         let shape = [5, 7, 4];
         let (strides, len) = some_strides(&shape, &mut numbers);
-        let mut memory = Memory::new(&*on.driver, 3 * len + 5000);
+        let mut memory = Memory::on(&on, 3 * len + 5000);
         for number in 0..3 {
             let ranges = std::iter::zip(SHAPE, shape).map(|(extent, len)| {
                 let start = numbers.below((extent - len) as usize) as u64;
@@ -171,7 +191,7 @@ pub(super) fn place_boxes(on: OnDevice, options: &Options, seed: u64) {
         memories.push(memory);
         let subset = some_box(&mut numbers);
         let (strides, len) = some_strides(subset.shape(), &mut numbers);
-        let mut memory = Memory::new(&*on.driver, len);
+        let mut memory = Memory::on(&on, len);
         let place = memory.place(0, &strides);
         memory.expect(&reader, &subset, &place);
         boxes.push(subset);
@@ -202,7 +222,7 @@ fn boxes_of_every_layout() {
 fn places_between_each_other() {
     let on = OnDevice::new(Schedule::Latest);
     let (array, reader) = reader(&on, &options());
-    let mut memory = Memory::new(&*on.driver, 6 * 20 * 10 * 2);
+    let mut memory = Memory::on(&on, 6 * 20 * 10 * 2);
     let strides = [20 * 10 * 2, 10 * 2, 2];
     let boxes = [[0..6, 0..20, 0..5], [1..7, 3..23, 30..35]].map(|b| ArraySubset::from(b.to_vec()));
     let places = [memory.place(0, &strides), memory.place(10, &strides)];
@@ -221,7 +241,7 @@ fn places_between_each_other() {
 fn wrong_places_are_refused() {
     let on = OnDevice::new(Schedule::Latest);
     let (array, reader) = reader(&on, &options());
-    let memory = Memory::new(&*on.driver, 4096);
+    let memory = Memory::on(&on, 4096);
     let subset = || ArraySubset::from(vec![0..4, 0..5, 0..6]);
     let strides = [60, 12, 2];
     let place = |offset| memory.place(offset, &strides);
@@ -283,7 +303,7 @@ fn damage_is_found_before_anything_is_written() {
     let mut shard = array.storage().get(&key).unwrap().expect("stored").to_vec();
     shard[1] ^= 0xff;
     array.storage().set(&key, shard.into()).unwrap();
-    let memory = Memory::new(&*on.driver, 21 * 30 * 37 * 2);
+    let memory = Memory::on(&on, 21 * 30 * 37 * 2);
     let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
     // SAFETY: the stream lives, and orders the use of the memory.
     let error = unsafe { reader.read_into_device(&[array.subset_all()], &[place]) };

@@ -83,6 +83,10 @@ impl OnDevice {
         }
     }
 
+    pub(super) fn is_simulated(&self) -> bool {
+        self.simulation.is_some()
+    }
+
     /// Returns the simulated device.
     pub(super) fn simulation(&self) -> &Simulation {
         self.simulation.as_ref().expect("a simulated device")
