@@ -119,8 +119,8 @@ pub(super) fn hand_over(
     });
     let places: Vec<DeviceArray> = places.collect();
     reads.check_memory(application.memory.0, boxes.len)?;
-    // SAFETY: the stream lives, and orders the use of the application's memory.
     let stream = application.stream.0;
+    // SAFETY: the stream lives, and orders the use of the application's memory.
     let mut way = unsafe { reads.hand_over(vec![stream], 2 * ours.len)? };
     for _ in 0..rounds {
         let buffer = way.buffer(ours.len)?;
