@@ -5,7 +5,7 @@
 #   start         times until a fresh process has its first shards           40 s
 #   quick         the tests that need a GPU, with few cases                  100 s
 #   chunks        nvCOMP beside threads of the host, by number and size      30 s
-#   reads         arrays and crops into the memory of the GPU                100 s
+#   reads         arrays and crops into the memory of the GPU                50 s
 #   stream        writers, levels and shards beside the host, and the ratios 240 s
 #   benchmark     what the kernels, the bus and the engine reach             330 s
 #   connections   shards with CUDA_DEVICE_MAX_CONNECTIONS of 8 and of 32     60 s
@@ -46,7 +46,7 @@ export LC_ALL=C
 
 all=(machine start quick chunks reads stream benchmark connections suites
     memcheck racecheck synccheck initcheck profile)
-declare -A limit=([machine]=30 [start]=40 [quick]=100 [chunks]=30 [reads]=100 [stream]=240 [benchmark]=330
+declare -A limit=([machine]=30 [start]=40 [quick]=100 [chunks]=30 [reads]=50 [stream]=240 [benchmark]=330
     [connections]=60 [suites]=240 [memcheck]=120 [racecheck]=100 [synccheck]=60 [initcheck]=100
     [profile]=80)
 

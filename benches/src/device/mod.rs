@@ -191,7 +191,7 @@ impl Sizes {
                 crops: 64,
                 subchunks: vec![32, 64],
                 rounds: 3,
-                time: Duration::from_secs(80),
+                time: Duration::from_secs(35),
             },
         }
     }

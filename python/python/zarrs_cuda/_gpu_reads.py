@@ -272,6 +272,12 @@ def _of_interface(out: Any, handle: int | None, named: int | str | None) -> Targ
     return Target(named, pointer, shape, tuple(strides), dtype, handle, out)
 
 
+def _is_array_of(cupy: Any, out: Any) -> bool:
+    # Another thread may be importing it.
+    array_type = getattr(cupy, "ndarray", None)
+    return isinstance(array_type, type) and isinstance(out, array_type)
+
+
 def into_array(
     ours: Native, batch: list[Any], out: Any, devices: _devices.Devices
 ) -> Callable[[], bool] | None:
@@ -283,9 +289,7 @@ def into_array(
     if isinstance(out, np.ndarray) or not devices.asks():
         return None
     cupy = sys.modules.get("cupy")
-    # Another thread may be importing it.
-    array_type = getattr(cupy, "ndarray", None)
-    if cupy is None or not isinstance(array_type, type) or not isinstance(out, array_type):
+    if cupy is None or not _is_array_of(cupy, out):
         return None
     number = int(out.device.id)
     spec = batch[0][1]
