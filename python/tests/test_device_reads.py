@@ -346,7 +346,7 @@ def test_refusals_say_what_to_do(on_devices: Callable[..., str]) -> None:
         unasked = zarrs_cuda.ArrayReader(array_of())
         said = error_of(zarrs_cuda.BackendUnavailable, lambda: unasked.read(device="cuda"))
         assert "no GPU was asked for" in said and "zarrs_cuda.configure(devices=[0])" in said, said
-        assert "Without `device` the elements are read into the memory of the host" in said
+        assert "Without `device`, and with an `out` of the host, the elements are read" in said
         assert "backend='auto'" not in said
 
         zarrs_cuda.configure(devices=1)

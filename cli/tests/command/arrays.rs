@@ -1,23 +1,27 @@
 //! Arrays on disk for the tests.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde_json::json;
 use zarrs::array::{Array, ArrayBuilder, ArrayMetadata, CodecOptions, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
 
-/// A directory as a store. zarrs' own codec places subchunks in the order in which its threads
-/// finish. One thread places them in the order of their numbers, so that tests may compare bytes.
-/// `Array::store_chunk` asks rayon for the number of threads, not zarrs' configuration.
+/// A directory as a store.
 pub(crate) fn store(path: &Path) -> Arc<FilesystemStore> {
-    // A later call is refused, since the pool is there.
-    let _ = rayon::ThreadPoolBuilder::new()
-        .num_threads(1)
-        .build_global();
-    assert_eq!(rayon::current_num_threads(), 1, "threads of zarrs");
     Arc::new(FilesystemStore::new(path).unwrap())
+}
+
+/// Runs `work` with one thread of zarrs. zarrs' own codec places subchunks in the order in which its threads finish. One
+/// thread places them in the order of their numbers, so that tests may compare bytes. `Array::store_chunk` asks rayon for
+/// the number of threads, not zarrs' configuration.
+pub(crate) fn in_order<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    static ONE: LazyLock<rayon::ThreadPool> = LazyLock::new(|| {
+        let one = rayon::ThreadPoolBuilder::new().num_threads(1);
+        one.build().unwrap()
+    });
+    ONE.install(work)
 }
 
 /// Opens an array with zarrs' own codecs.
@@ -50,9 +54,7 @@ pub(crate) fn sharded(path: &Path, inner: &serde_json::Value) -> Array<Filesyste
     let array = Array::new_with_metadata(store(path), "/", metadata).unwrap();
     array.store_metadata().unwrap();
     let elements: Vec<u16> = (0..32 * 32).collect();
-    array
-        .store_array_subset(&array.subset_all(), &elements)
-        .unwrap();
+    in_order(|| array.store_array_subset(&array.subset_all(), &elements)).unwrap();
     array
 }
 

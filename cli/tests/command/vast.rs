@@ -15,7 +15,7 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda_object_store_tests::Server;
 
-use crate::arrays::store;
+use crate::arrays::{in_order, store};
 use crate::program::{interrupt, program, said_with_code};
 
 /// Longer than any of these runs may take.
@@ -161,7 +161,7 @@ fn stored(counts: &[u64]) -> [Vec<u64>; 3] {
 
 fn fill(array: &Array<FilesystemStore>, shard: &[u64], value: u8) {
     let elements = 4_usize.pow(u32::try_from(shard.len()).unwrap());
-    array.store_chunk(shard, vec![value; elements]).unwrap();
+    in_order(|| array.store_chunk(shard, vec![value; elements])).unwrap();
 }
 
 /// The shard in a part of the grid.
