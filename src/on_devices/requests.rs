@@ -30,7 +30,7 @@ struct Counted {
 }
 
 /// The time after which no more requests come.
-const NO_MORE: Duration = Duration::from_millis(500);
+const NO_MORE: Duration = Duration::from_millis(1500);
 
 impl ReadableStorageTraits for Rounds {
     fn get_partial_many<'a>(

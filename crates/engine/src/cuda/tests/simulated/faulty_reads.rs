@@ -27,14 +27,29 @@ fn read(
     Ok(())
 }
 
+/// Returns whether the release of something was refused.
+fn is_release_refused(simulation: &Simulation) -> bool {
+    let verbs = ["free", "destroy", "synchronise"];
+    let failed = simulation.failed();
+    failed
+        .iter()
+        .any(|text| verbs.iter().any(|verb| text.starts_with(verb)))
+}
+
 /// Waits until no thread frees memory, or nothing is left. A device that is not usable keeps its memory.
 fn settle(simulation: &Simulation, is_usable: bool) {
     let begin = Instant::now();
+    // What could not be released stays.
+    let most = if is_release_refused(simulation) {
+        Duration::from_millis(200)
+    } else {
+        Duration::from_secs(20)
+    };
     let is_settled = || {
         let live = simulation.live();
         live == Live::default() || !is_usable && live.entered == 0
     };
-    while begin.elapsed() < Duration::from_millis(200) && !is_settled() {
+    while begin.elapsed() < most && !is_settled() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -76,15 +91,9 @@ fn check(shard: &Shard, encoded: &EncodedShard, after: usize, fault: fn(usize) -
     assert_eq!(live.entered, 0, "{what}");
     if is_usable {
         // Memory whose release was refused is lost, or memory that a stream may still use.
-        let failed = simulation.failed();
-        let is_release = |text: &String| {
-            ["free", "destroy", "synchronise"]
-                .iter()
-                .any(|verb| text.starts_with(verb))
-        };
         let is_clean = live == Live::default();
         assert!(
-            is_clean || failed.iter().any(is_release),
+            is_clean || is_release_refused(&simulation),
             "{what}: {live:?}"
         );
     }
