@@ -8,7 +8,7 @@ use numpy::{PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use zarrs::array::ArraySubset;
-use zarrs_cuda::reader::ArrayReader;
+use zarrs_cuda::reader::{ArrayReader, DeviceTensor};
 use zarrs_cuda::writer::{ArrayWriter, Progress, Start};
 
 use crate::device_target::{self, DeviceTarget};
@@ -215,13 +215,11 @@ impl Reader {
         device: Option<usize>,
         dtype: &Bound<'_, PyArrayDescr>,
     ) -> PyResult<PyDeviceTensor> {
-        let element_type = ElementType::of(dtype)?;
-        let tensor = detached(py, &self.path, || {
+        self.tensor(py, device, dtype, |reader| {
             let subset = ArraySubset::new_with_start_shape(start, shape)
                 .map_err(|error| Error::Value(error.to_string()))?;
-            Ok(self.on(device).read_device(&subset)?)
-        })?;
-        Ok(PyDeviceTensor::new(tensor, element_type))
+            Ok(reader.read_device(&subset)?)
+        })
     }
 
     /// Reads the boxes of `shape` that begin at `origins` into the memory of a device, as [`Self::read_device`] does.
@@ -233,11 +231,9 @@ impl Reader {
         device: Option<usize>,
         dtype: &Bound<'_, PyArrayDescr>,
     ) -> PyResult<PyDeviceTensor> {
-        let element_type = ElementType::of(dtype)?;
-        let tensor = detached(py, &self.path, || {
-            Ok(self.on(device).read_boxes_device(&origins, &shape)?)
-        })?;
-        Ok(PyDeviceTensor::new(tensor, element_type))
+        self.tensor(py, device, dtype, |reader| {
+            Ok(reader.read_boxes_device(&origins, &shape)?)
+        })
     }
 
     /// Reads the boxes of `shape` that begin at `origins` into `target`, memory of a device that Python holds.
@@ -274,6 +270,19 @@ impl Reader {
 }
 
 impl Reader {
+    /// Returns the tensor that `read` reads, by the reader for the device with the number `device`.
+    fn tensor(
+        &self,
+        py: Python<'_>,
+        device: Option<usize>,
+        dtype: &Bound<'_, PyArrayDescr>,
+        read: impl FnOnce(&ArrayReader<Store>) -> Result<DeviceTensor, Error> + Send,
+    ) -> PyResult<PyDeviceTensor> {
+        let element_type = ElementType::of(dtype)?;
+        let tensor = detached(py, &self.path, || read(&self.on(device)))?;
+        Ok(PyDeviceTensor::new(tensor, element_type))
+    }
+
     /// Returns the reader for the device with the number `device`.
     fn on(&self, device: Option<usize>) -> Cow<'_, ArrayReader<Store>> {
         device.map_or(Cow::Borrowed(&self.reader), |number| {

@@ -210,7 +210,7 @@ def test_memory_is_freed_when_nobody_has_it(on_devices: Callable[..., str]) -> N
         tensor = reader.read(device="cuda")
         held = free()
         assert held <= before - VALUES.nbytes, (held, before)
-        # Capsules that nobody has used, of both kinds.
+        # Unused capsules of both kinds.
         for version in (None, (1, 0)):
             capsule = tensor.__dlpack__(max_version=version)
             del tensor

@@ -8,7 +8,7 @@ use serde_json::Value;
 use zarrs::array::{Array, ArrayBuilder, ArraySubset, data_type};
 use zarrs::filesystem::FilesystemStore;
 
-use super::reading::{OnDevice, bytes_of, options};
+use super::reading::{OnDevice, bytes_of, options, some_box};
 use super::*;
 use crate::codec::CudaShardingCodec;
 use crate::options::Options;
@@ -78,13 +78,7 @@ pub(super) fn read_all(device: impl Fn(u64) -> OnDevice, options: &Options) {
         let array = open(&path, &on, options);
         let reader = ArrayReader::builder(&array).build().expect("suits");
         let mut numbers = Numbers::new(number as u64);
-        let crops = (0..4).map(|_| {
-            let ranges = SHAPE.map(|extent| {
-                let start = numbers.below(extent as usize) as u64;
-                start..start + 1 + numbers.below((extent - start) as usize) as u64
-            });
-            ArraySubset::from(ranges.to_vec())
-        });
+        let crops = (0..4).map(|_| some_box(SHAPE, &mut numbers));
         for subset in std::iter::once(array.subset_all()).chain(crops) {
             let expected = elements(&subset);
             let by_host: Vec<u16> = reader.read(&subset).expect("reads");

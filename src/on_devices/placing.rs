@@ -5,14 +5,14 @@ use zarrs::array::{Array, ArraySubset};
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 
-use super::reading::{OnDevice, SHAPE, array_of, bytes, fill, options, some_box, zstd};
+use super::reading::{
+    OnDevice, SHAPE, array_of, bytes, bytes_behind, fill, options, some_box, zstd,
+};
 use super::*;
 use crate::options::Options;
 use crate::plan::{EngineRule, Engines};
 use crate::reader::{ArrayReader, DevicePlace, ReaderError};
-use zarrs_cuda_engine::cuda::driver::{
-    Access, DeviceMemory, DeviceSpan, PinnedSpan, PinnedUse, Site, Span, StreamId,
-};
+use zarrs_cuda_engine::cuda::driver::{DeviceMemory, DeviceSpan, Site, StreamId};
 use zarrs_cuda_engine::fakes::Numbers;
 
 const DONE: Site = Site("test: the application's stream");
@@ -103,36 +103,13 @@ impl<'a> Memory<'a> {
             memory,
             expected,
         } = self;
-        let len = expected.len();
         driver.enter().unwrap();
         if handle != stream.0 {
             driver.synchronize_context().unwrap();
         }
-        let pinned = driver.allocate_pinned(len, PinnedUse::FromDevice).unwrap();
-        let to = PinnedSpan {
-            memory: pinned,
-            offset: 0,
-            len,
-        };
-        let from = DeviceSpan {
-            memory,
-            offset: 0,
-            len,
-        };
-        let mut found = vec![0; len];
-        // SAFETY: the memory lives until the stream was synchronised, and nothing else uses it.
-        unsafe {
-            driver
-                .copy(stream, Span::Device(from), Span::Pinned(to))
-                .unwrap();
-            driver.synchronize_stream(stream, DONE).unwrap();
-            driver.host_access(to, Access::Read).unwrap();
-            found
-                .as_mut_ptr()
-                .copy_from_nonoverlapping(pinned.0.as_ptr(), len);
-            driver.free_pinned(pinned).unwrap();
-            driver.free(memory).unwrap();
-        }
+        let found = bytes_behind(driver, stream, memory.0, expected.len());
+        // SAFETY: the stream was synchronised, and nothing else uses the memory.
+        unsafe { driver.free(memory) }.unwrap();
         driver.destroy_stream(stream).unwrap();
         driver.leave().unwrap();
         assert!(found == expected, "wrong elements, or bytes between them");
@@ -189,7 +166,7 @@ pub(super) fn place_boxes(on: OnDevice, options: &Options, seed: u64) {
             places.push(place);
         }
         memories.push(memory);
-        let subset = some_box(&mut numbers);
+        let subset = some_box(SHAPE, &mut numbers);
         let (strides, len) = some_strides(subset.shape(), &mut numbers);
         let mut memory = Memory::on(&on, len);
         let place = memory.place(0, &strides);

@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::plan::{EngineRule, Engines};
 use crate::reader::{ArrayReader, DeviceTensor, ReaderError};
 use zarrs_cuda_engine::cuda::DeviceMetrics;
-use zarrs_cuda_engine::cuda::driver::{Access, PinnedSpan, PinnedUse, Site, Span};
+use zarrs_cuda_engine::cuda::driver::{Access, PinnedSpan, PinnedUse, Site, Span, StreamId};
 use zarrs_cuda_engine::fakes::Numbers;
 
 pub(super) const SHAPE: [u64; 3] = [21, 30, 37];
@@ -117,36 +117,46 @@ impl OnDevice {
 
     /// Returns the bytes of a tensor.
     pub(super) fn bytes(&self, tensor: &DeviceTensor) -> Vec<u8> {
-        const DONE: Site = Site("test: a tensor for the test");
         let driver = &*self.driver;
-        let (len, mut bytes) = (tensor.size(), vec![0; tensor.size()]);
         driver.enter().unwrap();
         let stream = driver.create_stream().unwrap();
-        let memory = driver
-            .allocate_pinned(len.max(1), PinnedUse::FromDevice)
-            .unwrap();
-        let pinned = PinnedSpan {
-            memory,
-            offset: 0,
-            len,
-        };
-        let device = driver.adopt(tensor.pointer(), len).unwrap();
-        // SAFETY: the memory lives until the stream was synchronised, and nothing else uses it.
-        unsafe {
-            driver
-                .copy(stream, Span::Device(device), Span::Pinned(pinned))
-                .unwrap();
-            driver.synchronize_stream(stream, DONE).unwrap();
-            driver.host_access(pinned, Access::Read).unwrap();
-            bytes
-                .as_mut_ptr()
-                .copy_from_nonoverlapping(memory.0.as_ptr(), len);
-            driver.free_pinned(memory).unwrap();
-        }
+        let bytes = bytes_behind(driver, stream, tensor.pointer(), tensor.size());
         driver.destroy_stream(stream).unwrap();
         driver.leave().unwrap();
         bytes
     }
+}
+
+/// Returns `len` bytes of the device, as they are behind the work in `stream`. The device's context is current.
+pub(super) fn bytes_behind(
+    driver: &dyn Driver,
+    stream: StreamId,
+    pointer: u64,
+    len: usize,
+) -> Vec<u8> {
+    const DONE: Site = Site("test: bytes of a device for the test");
+    let memory = driver
+        .allocate_pinned(len.max(1), PinnedUse::FromDevice)
+        .unwrap();
+    let pinned = PinnedSpan {
+        memory,
+        offset: 0,
+        len,
+    };
+    let device = driver.adopt(pointer, len).unwrap();
+    let mut bytes = vec![0; len];
+    // SAFETY: the memory lives until the stream was synchronised, and nothing else uses it.
+    unsafe {
+        driver
+            .copy(stream, Span::Device(device), Span::Pinned(pinned))
+            .unwrap();
+        driver.synchronize_stream(stream, DONE).unwrap();
+        driver.host_access(pinned, Access::Read).unwrap();
+        let from = memory.0.as_ptr();
+        bytes.as_mut_ptr().copy_from_nonoverlapping(from, len);
+        driver.free_pinned(memory).unwrap();
+    }
+    bytes
 }
 
 pub(super) fn options() -> Options {
@@ -199,8 +209,8 @@ pub(super) fn fill<S: ?Sized + ReadableWritableStorageTraits + 'static>(
         .expect("stores");
 }
 
-pub(super) fn some_box(numbers: &mut Numbers) -> ArraySubset {
-    let ranges = SHAPE.map(|extent| {
+pub(super) fn some_box(shape: [u64; 3], numbers: &mut Numbers) -> ArraySubset {
+    let ranges = shape.map(|extent| {
         let start = numbers.below(extent as usize) as u64;
         start..start + 1 + numbers.below((extent - start) as usize) as u64
     });
@@ -221,7 +231,7 @@ fn compare<S: ?Sized + ReadableStorageTraits + 'static>(
     numbers: &mut Numbers,
 ) {
     let whole = reader.array().subset_all();
-    for subset in [whole, some_box(numbers), some_box(numbers)] {
+    for subset in [whole, some_box(SHAPE, numbers), some_box(SHAPE, numbers)] {
         let tensor = reader.read_device(&subset).expect("reads");
         assert_eq!(tensor.shape(), subset.shape());
         let expected: Vec<u16> = reader.read(&subset).expect("reads");

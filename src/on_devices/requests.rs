@@ -89,7 +89,7 @@ fn as_many_requests_wait_as_the_option_says() {
         assert!(on.bytes(&tensor) == bytes_of(&expected));
         let counted = rounds.state.lock().expect("no panic");
         assert_eq!(counted.most, at_once, "{counted:?}");
-        // The index of each of 18 shards, of which one is absent, and its subchunks.
+        // A request for the index of each of 18 shards, and one for the subchunks of all shards but an absent one.
         assert!(counted.requests >= 18 + 17, "{counted:?}");
         let most = 1 + counted.requests.div_ceil(at_once);
         assert!(counted.rounds <= most, "{counted:?}");

@@ -213,7 +213,7 @@ impl DeviceReads {
     #[allow(unsafe_code)]
     pub(crate) unsafe fn hand_over(
         &self,
-        streams: Vec<u64>,
+        streams: impl IntoIterator<Item = u64>,
         most: usize,
     ) -> Result<HandOver<'_>, EngineError> {
         // SAFETY: this function has the same requirements, which its caller keeps.

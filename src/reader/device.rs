@@ -277,7 +277,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     }
 
     /// Returns the shards of the array, and the reads of `boxes` into the memory of the CUDA device `device`; without a
-    /// number, of the first one. `strides` are those of a box in the output, in bytes.
+    /// number, of the first one. `strides` are the strides of a box in the output, in bytes.
     pub(super) fn device_reads(
         &self,
         codec: &CudaShardingCodec,

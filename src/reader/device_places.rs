@@ -131,7 +131,6 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         let groups = groups(&parts, size);
         // All streams are checked before anything is read.
         let streams: BTreeSet<u64> = groups.iter().map(|group| group.stream).collect();
-        let streams = streams.into_iter().collect();
         // SAFETY: this function has the same requirements, which its caller keeps.
         let way = unsafe { reads.hand_over(streams, most.saturating_mul(2)) };
         let mut way = way.map_err(|error| device_error(&error))?;

@@ -1,6 +1,6 @@
 //! Arrays and crops that are read into the memory of the device, beside reads on the host and one copy.
 //!
-//! The array is in memory of the host, so the time is that of decoding and of the bus.
+//! The array is in memory of the host, so decoding and the bus take the time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

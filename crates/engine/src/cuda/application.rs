@@ -10,12 +10,35 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::device::Device;
 use super::driver::{Driver, DriverError, EventId};
+use crate::contract::EngineError;
 
 /// The number of entries from which on entries that are complete are dropped at once.
 const MANY: usize = 64;
 /// The most ranges of memory that an error names.
 const NAMED: usize = 8;
+
+/// Checks that work may be enqueued in the application's `stream`. The device's context is current on this thread.
+///
+/// # Errors
+/// [`EngineError::Unsuitable`] with `refusal` if the stream is being captured into a graph; the errors of the driver.
+///
+/// # Safety
+/// The stream belongs to the device's primary context, and is not destroyed during the call.
+#[allow(unsafe_code)]
+pub(super) unsafe fn check_not_captured(
+    device: &Device,
+    stream: u64,
+    refusal: &str,
+) -> Result<(), EngineError> {
+    // SAFETY: this function has the same requirements, which its caller keeps.
+    let captured = unsafe { device.driver().is_captured(stream) };
+    if device.watch(captured)? {
+        return Err(EngineError::Unsuitable(refusal.to_string()));
+    }
+    Ok(())
+}
 
 /// Memory that an application has lent to a lane.
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::application::LentMemory;
+use super::application::{LentMemory, check_not_captured};
 use super::device::Device;
 use super::driver::{
     Access, DriverError, EventId, Fault, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
@@ -22,6 +22,9 @@ use crate::contract::stream::DeviceBytes;
 
 /// The most bytes that are copied at once: half of the pinned memory.
 const PIECE: usize = 4 << 20;
+
+/// The refusal of a stream that is being captured.
+const CAPTURED: &str = "the stream of the data is being captured into a graph, which a copy to the host would break: append before the capture begins, or after it has ended";
 
 const MADE: Site = Site("record: the application has made the bytes of a download");
 const MADE_WAIT: Site = Site("wait: a download for the application's bytes");
@@ -113,12 +116,7 @@ impl Download {
         let of_device = |error| failed(EngineError::Device(error));
         let entered = self.device.enter().map_err(of_device)?;
         // SAFETY: this function has the same requirements, which its caller keeps.
-        let captured = unsafe { self.device.driver().is_captured(bytes.stream) };
-        if self.device.watch(captured).map_err(of_device)? {
-            return Err(failed(EngineError::Unsuitable(
-                "the stream of the data is being captured into a graph, which a copy to the host would break: append before the capture begins, or after it has ended".to_string(),
-            )));
-        }
+        unsafe { check_not_captured(&self.device, bytes.stream, CAPTURED) }.map_err(&failed)?;
         let mut result = Ok(());
         let starts: Vec<usize> = (0..bytes.len).step_by(PIECE).collect();
         // SAFETY: as above.

@@ -17,9 +17,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::CudaReads;
-use super::memory::{DeviceBuffer, check_not_captured, record_new};
+use super::memory::{CAPTURED, DeviceBuffer, record_new};
 use crate::contract::{DeviceArray, EngineError};
-use crate::cuda::application::LentMemory;
+use crate::cuda::application::{LentMemory, check_not_captured};
 use crate::cuda::device::Device;
 use crate::cuda::driver::{DriverError, EventId, MemoryAt, Site, Span};
 use crate::cuda::kernels::spans::sub_span;
@@ -34,7 +34,6 @@ const HANDED_OVER_HOST: Site = Site("synchronise: a buffer for an application");
 pub struct HandOver<'a> {
     reads: &'a CudaReads,
     device: Arc<Device>,
-    streams: Vec<u64>,
     /// The most bytes that are on their way at a time, unless one buffer has more.
     most: usize,
     /// The buffers whose elements are on their way, the oldest first, each with the event after which they are there.
@@ -80,23 +79,24 @@ impl CudaReads {
     /// A stream is being captured into a graph, or the device is not usable.
     ///
     /// # Safety
-    /// The streams belong to the device's primary context, and are not destroyed before the result is dropped.
+    /// The streams belong to the device's primary context, and are not destroyed during the call.
     pub unsafe fn hand_over(
         &self,
-        streams: Vec<u64>,
+        streams: impl IntoIterator<Item = u64>,
         most: usize,
     ) -> Result<HandOver<'_>, EngineError> {
         let device = self.engine.devices.numbered(self.device)?.clone();
         let entered = device.enter()?;
-        let mut each = streams.iter();
-        // SAFETY: this function has the same requirements, which its caller keeps.
-        let checked = each.try_for_each(|stream| unsafe { check_not_captured(&device, *stream) });
+        let mut each = streams.into_iter();
+        let checked = each.try_for_each(|stream| {
+            // SAFETY: this function has the same requirements, which its caller keeps.
+            unsafe { check_not_captured(&device, stream, CAPTURED) }
+        });
         drop(entered);
         checked?;
         Ok(HandOver {
             reads: self,
             device,
-            streams,
             most,
             on_their_way: VecDeque::new(),
         })
@@ -150,14 +150,15 @@ impl HandOver<'_> {
         Ok(waited?)
     }
 
-    /// Copies boxes of elements from `buffer` to the application's memory, in `stream`, one of its streams. Each box has
+    /// Copies boxes of elements from `buffer` to the application's memory, in its `stream`. Each box has
     /// the offset at which it begins in the buffer, its shape and its strides there, in bytes, and its place.
     ///
     /// # Errors
     /// The errors of the driver. Some of the boxes may have been copied.
     ///
     /// # Safety
-    /// The places are memory of the device, in which all elements of the boxes lie. The application does not free them
+    /// The stream belongs to the device's primary context, and is not destroyed during the call. The places are memory
+    /// of the device, in which all elements of the boxes lie. The application does not free them
     /// before its stream is through, and nothing else uses them but work that its stream orders.
     pub unsafe fn copy<'p>(
         &mut self,
@@ -165,14 +166,11 @@ impl HandOver<'_> {
         buffer: DeviceBuffer,
         boxes: impl IntoIterator<Item = (usize, &'p [usize], &'p [usize], &'p DeviceArray)>,
     ) -> Result<(), EngineError> {
-        if !self.streams.contains(&stream) {
-            return Err(EngineError::Internal("a stream that was not checked"));
-        }
         let device = self.device.clone();
         let entered = device.enter()?;
         let size = self.reads.grid.element_size();
-        // SAFETY: the caller of `hand_over` vouches for the stream.
-        let checked = unsafe { check_not_captured(&device, stream) };
+        // SAFETY: the caller keeps the requirements of this function.
+        let checked = unsafe { check_not_captured(&device, stream, CAPTURED) };
         if let Err(error) = checked {
             drop(entered);
             return Err(error);
@@ -186,7 +184,7 @@ impl HandOver<'_> {
                 break;
             }
         }
-        // SAFETY: the caller of `hand_over` vouches for the stream.
+        // SAFETY: the caller keeps the requirements of this function.
         let event = copied.and_then(|()| unsafe { record_new(&device, stream, HANDED_OVER) });
         drop(entered);
         // After an error, the buffer is dropped, and freed when everything on the device is complete.
@@ -213,7 +211,7 @@ impl HandOver<'_> {
             let from = from.in_span(span(source, from.bytes(shape)));
             let to = to.in_span(span(target, to.bytes(shape)));
             // SAFETY: the buffer lives until the event behind these copies has happened. The caller vouches for the
-            // place, and the caller of `hand_over` for the stream.
+            // place and the stream.
             let copied = unsafe { driver.copy_rows_in(stream, shape, from, to) };
             self.device.watch(copied)?;
         }

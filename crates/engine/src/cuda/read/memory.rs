@@ -6,11 +6,15 @@ use std::time::{Duration, Instant};
 
 use super::CudaReads;
 use crate::contract::EngineError;
+use crate::cuda::application::check_not_captured;
 use crate::cuda::device::Device;
 use crate::cuda::driver::{DeviceMemory, DriverError, EventId, Site};
 use crate::cuda::freeing::retire;
 use crate::cuda::lanes::Devices;
 use crate::cuda::retired::{RetiredMemory, SpareMemory};
+
+/// The refusal of a stream that is being captured.
+pub(super) const CAPTURED: &str = "the stream is being captured into a graph, which would take this work along: call this before the capture begins, or after it has ended";
 
 /// The record of the event after which an application uses memory no more.
 const RELEASED: Site = Site("record: the application has used the memory");
@@ -118,7 +122,7 @@ impl DeviceBuffer {
         let entered = device.enter()?;
         // SAFETY: this function has the same requirements, which its caller keeps.
         let after = unsafe {
-            check_not_captured(&device, stream)
+            check_not_captured(&device, stream, CAPTURED)
                 .and_then(|()| Ok(record_new(&device, stream, RELEASED)?))
         };
         drop(entered);
@@ -154,25 +158,10 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Checks that work may be enqueued in the application's `stream`. The device's context is current on this thread.
-///
-/// # Safety
-/// The stream belongs to the device's primary context, and is not destroyed during the call.
-pub(super) unsafe fn check_not_captured(device: &Device, stream: u64) -> Result<(), EngineError> {
-    // SAFETY: this function has the same requirements, which its caller keeps.
-    let captured = unsafe { device.driver().is_captured(stream) };
-    if device.watch(captured)? {
-        return Err(EngineError::Unsuitable(
-            "the stream is being captured into a graph, which would take this work along: call this before the capture begins, or after it has ended".to_string(),
-        ));
-    }
-    Ok(())
-}
-
 /// Records a new event in the application's `stream`. The device's context is current on this thread.
 ///
 /// # Safety
-/// The requirements of [`check_not_captured`].
+/// The requirements of [`check_not_captured`](crate::cuda::application::check_not_captured).
 pub(super) unsafe fn record_new(
     device: &Device,
     stream: u64,

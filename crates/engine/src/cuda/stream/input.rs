@@ -13,11 +13,15 @@ use super::reading::Reading;
 use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::stream::{BatchInput, DeviceBytes, Reusable};
+use crate::cuda::application::check_not_captured;
 use crate::cuda::arena::Region;
 use crate::cuda::check_progress::{Source, Work};
 use crate::cuda::copiers::Copy;
 use crate::cuda::driver::{Access, DeviceSpan, DriverError, Fault, PinnedSpan, Site, Span};
 use crate::cuda::lane::Running;
+
+/// The refusal of a stream that is being captured.
+const CAPTURED: &str = "the stream of the data is being captured into a graph, which would take this stream's work along: append before the capture begins, or after it has ended";
 
 /// The synchronisation after which the fill value is on the device, and pinned memory can be written again.
 const PADDED: Site = Site("synchronise: an input is on the device before it is written again");
@@ -510,12 +514,7 @@ impl BatchInput for CudaInput {
         shared.devices.check_open()?;
         let (entered, lane) = shared.enter()?;
         // SAFETY: this function has the same requirements, which its caller keeps.
-        let captured = unsafe { lane.driver.is_captured(bytes.stream) };
-        if shared.device().watch(captured)? {
-            return Err(EngineError::Unsuitable(
-                "the stream of the data is being captured into a graph, which would take this stream's work along: append before the capture begins, or after it has ended".to_string(),
-            ));
-        }
+        unsafe { check_not_captured(shared.device(), bytes.stream, CAPTURED)? };
         let (_, is_due) = self.comparison(Source::Application);
         let to_host = is_due.then_some(self.pinned);
         self.is_copying |= is_due;

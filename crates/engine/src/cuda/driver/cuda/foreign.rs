@@ -1,8 +1,8 @@
 //! Streams and memory of the application.
 
+use super::CudaDriver;
 use super::arguments::address;
 use super::codes::{self, SUCCESS};
-use super::{CudaDriver, rows};
 use crate::cuda::driver::{DriverError, EventId, MemoryAt, Rows, RowsShape, Site, Span};
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute, CUstream, CUstreamCaptureStatus};
 use std::{ffi::c_void, ptr};
@@ -133,33 +133,5 @@ impl CudaDriver {
                 "the address belongs to no device memory that the CUDA driver knows",
             )),
         }
-    }
-
-    /// Enqueues a copy of rows in a stream of any owner.
-    ///
-    /// # Safety
-    /// The requirements of [`Driver::copy_rows`](crate::cuda::driver::Driver::copy_rows). The stream is not destroyed during the call.
-    pub(super) unsafe fn copy_rows_raw(
-        &self,
-        stream: CUstream,
-        shape: RowsShape,
-        (from, to): (Rows, Rows),
-        operation: impl Fn() -> String,
-    ) -> Result<(), DriverError> {
-        if shape.len() == 0 {
-            return Ok(());
-        }
-        for rows in [from, to] {
-            rows.check(shape, self.info.largest_pitch)
-                .map_err(|reason| self.refused(operation(), &reason))?;
-        }
-        if matches!((from.span, to.span), (Span::Pinned(_), Span::Pinned(_))) {
-            return Err(self.refused(operation(), "a device copies from or to its own memory"));
-        }
-        let copy = rows::parameters(shape, from, to);
-        self.run(operation, |functions| {
-            // SAFETY: the caller keeps the requirements. The driver reads the parameters before it returns.
-            unsafe { (functions.cuMemcpy3DAsync_v2)(&raw const copy, stream) }
-        })
     }
 }

@@ -39,7 +39,7 @@ fn is_release_refused(simulation: &Simulation) -> bool {
 /// Waits until no thread frees memory, or nothing is left. A device that is not usable keeps its memory.
 fn settle(simulation: &Simulation, is_usable: bool) {
     let begin = Instant::now();
-    // What could not be released stays.
+    // Memory that could not be released stays.
     let most = if is_release_refused(simulation) {
         Duration::from_millis(200)
     } else {

@@ -121,7 +121,7 @@ pub(super) fn hand_over(
     reads.check_memory(application.memory.0, boxes.len)?;
     let stream = application.stream.0;
     // SAFETY: the stream lives, and orders the use of the application's memory.
-    let mut way = unsafe { reads.hand_over(vec![stream], 2 * ours.len)? };
+    let mut way = unsafe { reads.hand_over([stream], 2 * ours.len)? };
     for _ in 0..rounds {
         let buffer = way.buffer(ours.len)?;
         read_to(reads, shard, encoded, &ours, &buffer)?;
@@ -318,7 +318,7 @@ fn wrong_addresses_and_captured_streams_are_refused() {
     }
     one.capture(application.stream, true);
     // SAFETY: the stream lives.
-    let refused = unsafe { reads.hand_over(vec![application.stream.0], 0) }.expect_err("captured");
+    let refused = unsafe { reads.hand_over([application.stream.0], 0) }.expect_err("captured");
     assert!(refused.to_string().contains("captured"), "{refused}");
     let buffer = reads.allocate(100).expect("fits");
     // SAFETY: nothing uses the buffer.

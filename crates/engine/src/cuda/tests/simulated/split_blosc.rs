@@ -163,7 +163,7 @@ fn frames() -> impl Strategy<Value = Frame> {
     let elements = proptest::sample::select(vec![1_usize, 2, 3, 4, 8, 16, 17]);
     let shuffles = proptest::sample::select(vec![Shuffle::None, Shuffle::Byte, Shuffle::Bit]);
     let names = proptest::sample::select(vec![Cname::Lz4, Cname::Zstd]);
-    // Streams around the least size of a split, most of which begin where a device can write them.
+    // Streams have about the least size of a split. Most of these streams begin where a device can write them.
     let step = prop_oneof![
         4 => (6..14_usize).prop_map(|sixteenths| 16 * sixteenths),
         2 => 120..180_usize,
