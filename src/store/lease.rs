@@ -18,7 +18,7 @@ use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::file_turns::is_at;
 use super::owner::{Life, Owner};
@@ -29,6 +29,9 @@ pub(super) const DURATION: Duration = Duration::from_secs(10);
 
 /// The time between two raises of the count of a lease.
 pub(super) const BEAT: Duration = Duration::from_secs(3);
+
+/// The time within which the process that has the lock of a lease has written its name, or has only looked.
+const NAMING: Duration = Duration::from_secs(1);
 
 /// The number of times that a lease is made again because its directory was removed.
 const ATTEMPTS: usize = 100;
@@ -73,6 +76,7 @@ impl Lease {
 
     fn take_within(path: &Path, duration: Duration) -> io::Result<Self> {
         let (mut made, mut attempts) = (Vec::new(), 0);
+        let since = Instant::now();
         let (file, is_new) = loop {
             // Another process may have removed the directory with its lease.
             if let Some(directory) = path.parent() {
@@ -89,7 +93,8 @@ impl Lease {
             let has_lock = match file.try_lock() {
                 Ok(()) => true,
                 Err(TryLockError::WouldBlock) => {
-                    return Err(busy(&path.display(), &content(&file)?));
+                    await_owner(path, &file, since)?;
+                    continue;
                 }
                 Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Interrupted => {
                     continue;
@@ -172,17 +177,20 @@ impl Lease {
 
 /// Returns the lease at `path`, if its owner may still run. Deletes the lease if the owner has ended.
 fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
-    must_be_plain(path)?;
-    let file = match OpenOptions::new().read(true).write(true).open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => opened?,
-    };
-    // The lock is shared: processes that look at one lease at the same time must not take each other for its
-    // owner.
-    let has_lock = match file.try_lock_shared() {
-        Ok(()) => true,
-        Err(TryLockError::WouldBlock) => return Err(busy(&path.display(), &content(&file)?)),
-        Err(TryLockError::Error(_)) => false,
+    let since = Instant::now();
+    let (file, has_lock) = loop {
+        must_be_plain(path)?;
+        let file = match OpenOptions::new().read(true).write(true).open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        // The lock is shared: processes that look at one lease at the same time must not take each other for
+        // its owner.
+        match file.try_lock_shared() {
+            Ok(()) => break (file, true),
+            Err(TryLockError::WouldBlock) => await_owner(path, &file, since)?,
+            Err(TryLockError::Error(_)) => break (file, false),
+        }
     };
     if let LeaseState::Unknown = look(path, &file, has_lock)? {
         let content = content(&file)?;
@@ -199,6 +207,21 @@ fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
         delete(path)?;
     }
     Ok(None)
+}
+
+/// Waits for a moment, because another process has the lock of the lease at `path`, and `file` may not name
+/// it yet: the process has just taken the lock, or only looks.
+///
+/// # Errors
+/// [`ErrorKind::ResourceBusy`] if `file` names a process that may run, or names none for [`NAMING`].
+fn await_owner(path: &Path, file: &File, since: Instant) -> io::Result<()> {
+    let content = content(file)?;
+    let is_named = owner_of(&content).is_some_and(|owner| owner.life() != Life::Ended);
+    if is_named || since.elapsed() >= NAMING {
+        return Err(busy(&path.display(), &content));
+    }
+    thread::sleep(Duration::from_millis(2));
+    Ok(())
 }
 
 fn delete(path: &Path) -> io::Result<()> {
@@ -402,6 +425,52 @@ mod tests {
             assert!(since.elapsed() < BEAT);
             assert!(fs::read_to_string(&path).unwrap().starts_with(&this));
             drop(lease);
+        }
+    }
+
+    /// A process takes over the lease of one that has ended: first the lock, then its name.
+    #[test]
+    fn an_owner_has_time_to_write_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lease");
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let (this, id) = (Owner::this().to_string(), child.id());
+        child.wait().unwrap();
+        let dead = format!("{}-{id}-1\n{:020}\n", this.split('-').next().unwrap(), 7);
+        // It only looks, it writes its name, or it stands still.
+        for (looks, who) in [
+            (true, ""),
+            (false, "another part of this process"),
+            (false, "a new process"),
+        ] {
+            fs::write(&path, &dead).unwrap();
+            let (locked, is_locked) = std::sync::mpsc::channel();
+            let (done, is_done) = std::sync::mpsc::channel::<()>();
+            thread::scope(|scope| {
+                let path = &path;
+                scope.spawn(move || {
+                    let file = OpenOptions::new().read(true).write(true).open(path);
+                    let file = file.unwrap();
+                    file.lock().unwrap();
+                    locked.send(()).unwrap();
+                    thread::sleep(SHORT);
+                    if who.starts_with("another part") {
+                        beat(&file, 0).unwrap();
+                    }
+                    if !looks {
+                        is_done.recv().unwrap_err();
+                    }
+                });
+                is_locked.recv().unwrap();
+                let checked = Lease::check_free(std::slice::from_ref(path));
+                assert_eq!(checked.is_ok(), looks);
+                if let Err(error) = checked {
+                    let again = Lease::take(path).unwrap_err();
+                    assert!(error.to_string().starts_with(who), "{error}");
+                    assert_eq!(error.to_string(), again.to_string());
+                }
+                drop(done);
+            });
         }
     }
 
