@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use zarrs::array::codec::ZstdCodec;
-use zarrs::array::{Array, ArrayBuilder, ArraySubset, data_type};
+use zarrs::array::{ArrayBuilder, ArraySubset, data_type};
 use zarrs::storage::store::MemoryStore;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,10 +19,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .subchunk_shape(vec![32, 32, 32])
         .bytes_to_bytes_codecs(vec![Arc::new(ZstdCodec::new(3, false))]);
 
-    // `builder.build(…)` would create zarrs' own codec, because a subchunk shape is set. An array
-    // that is created from metadata, or opened, uses ours.
+    // `builder.build(…)` would create zarrs' own codec, because a subchunk shape is set.
     let store = Arc::new(MemoryStore::new());
-    let array = Array::new_with_metadata(store, "/volume", builder.build_metadata()?.into())?;
+    let array = zarrs_cuda::build_sharded(builder, store, "/volume")?;
     array.store_metadata()?;
     println!("{}", zarrs_cuda::explain(&array)?);
 

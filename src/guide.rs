@@ -18,6 +18,7 @@ macro_rules! page {
 }
 
 page!(start, "../docs/guide/start.md");
+page!(migrate, "../docs/guide/migrate.md");
 page!(write, "../docs/guide/write.md");
 page!(stream, "../docs/guide/stream.md");
 page!(pyramids, "../docs/guide/pyramids.md");
@@ -38,6 +39,7 @@ pub mod reference {
     page!(sharded_store, "../docs/reference/sharded_store.md");
     page!(correctness, "../docs/reference/correctness.md");
     page!(performance, "../docs/reference/performance.md");
+    page!(glossary, "../docs/reference/glossary.md");
 }
 
 /// The examples of the README are compiled.

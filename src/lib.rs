@@ -11,8 +11,7 @@
 //! # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
 //! # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
 //! # builder.subchunk_shape(vec![8, 8]);
-//! # let array = Array::new_with_metadata(store.clone(), "/volume", builder.build_metadata()?.into())?;
-//! # array.store_metadata()?;
+//! # zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?.store_metadata()?;
 //!
 //! let array = Array::open(store, "/volume")?;
 //! array.store_chunk(&[0, 0], vec![1_u16; 32 * 32])?;
@@ -26,7 +25,8 @@
 //! | you want to | use |
 //! |---|---|
 //! | use the codec for every array of the process | [`register`] |
-//! | use it for one array | [`CudaShardingCodecBuilder`] |
+//! | build an array with it, from zarrs' `ArrayBuilder` | [`build_sharded`] |
+//! | use it for one array, with options of its own | [`CudaShardingCodecBuilder`] |
 //! | see what happens to an array's shards, and why | [`explain`] |
 //! | change how it works | [`Options`], which never reach array metadata |
 //! | update parts of stored shards | zarrs' `experimental_partial_encoding`, with a [`WriteStrategy`] |
@@ -74,6 +74,7 @@
 )]
 
 mod box_writer;
+mod build;
 mod codec;
 #[cfg(test)]
 mod conformance;
@@ -101,6 +102,7 @@ use std::time::Duration;
 
 use zarrs_cuda_engine::cuda;
 
+pub use build::build_sharded;
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use error::Error;
 pub use maintenance::{compact, inspect, recover};

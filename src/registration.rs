@@ -27,24 +27,10 @@ static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mut
 /// registered codecs at run time, make the call before other threads open arrays: zarrs takes the lock again
 /// while it creates nested codecs, and could deadlock.
 ///
-/// [`ArrayBuilder::subchunk_shape`] makes zarrs' own codec without asking the registry. Build such
-/// an array from its metadata instead, which is one line:
+/// [`ArrayBuilder::build`] makes zarrs' own codec without asking the registry, if the builder has a
+/// `subchunk_shape`. Build such an array by [`build_sharded`](crate::build_sharded).
 ///
-/// ```standalone_crate
-/// # use std::sync::Arc;
-/// # use zarrs::array::{Array, ArrayBuilder, data_type};
-/// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
-/// let registration = zarrs_cuda::register(zarrs_cuda::Options::default())?;
-///
-/// let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
-/// builder.subchunk_shape(vec![8, 8]);
-/// let array = Array::new_with_metadata(store, "/array", builder.build_metadata()?.into())?;
-///
-/// assert!(zarrs_cuda::explain(&array).is_ok());
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
-///
-/// [`ArrayBuilder::subchunk_shape`]: zarrs::array::ArrayBuilder::subchunk_shape
+/// [`ArrayBuilder::build`]: zarrs::array::ArrayBuilder::build
 ///
 /// # Errors
 /// - [`Error::AlreadyRegistered`] while another registration is in force.

@@ -1,4 +1,4 @@
-"""The examples of the README and of the page about training, as a reader would run them."""
+"""The examples of the READMEs and of the guide, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
-TRAINING = Path(__file__).parents[2] / "docs" / "guide" / "training.md"
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "python" / "README.md"
+TRAINING = ROOT / "docs" / "guide" / "training.md"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/python.md"])
+def test_the_first_programs(page: str, tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    check = "from zarrs_cuda._pipeline import counts\nassert counts.other == 0"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", f"{program}\n{check}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_examples_of_the_readme(tmp_path: Path) -> None:

@@ -59,6 +59,15 @@ pub(crate) fn is_enabled() -> bool {
     ENABLED.load(Ordering::Acquire)
 }
 
+/// Returns the options of the registration in force; without one, the default options.
+pub(crate) fn options() -> Options {
+    if !is_enabled() {
+        return Options::default();
+    }
+    let options = OPTIONS.read().unwrap_or_else(PoisonError::into_inner);
+    options.clone().unwrap_or_default()
+}
+
 /// Metadata for which this library makes the codec, with or without a registration, until the value is
 /// dropped.
 #[derive(Debug)]
@@ -111,15 +120,10 @@ fn matches(name: &str) -> bool {
 }
 
 fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
-    let options = if is_enabled() {
-        let options = OPTIONS.read().unwrap_or_else(PoisonError::into_inner);
-        options.clone().unwrap_or_default()
-    } else if is_owned(metadata) {
-        Options::default()
-    } else {
+    if !is_enabled() && !is_owned(metadata) {
         return <ShardingCodec as CodecTraitsV3>::create(metadata);
-    };
-    let codec = CudaShardingCodec::from_metadata(metadata, options)?;
+    }
+    let codec = CudaShardingCodec::from_metadata(metadata, options())?;
     Ok(Codec::ArrayToBytes(Arc::new(codec)))
 }
 

@@ -52,8 +52,7 @@ const KEPT_OBJECTS: usize = 64;
 /// # let _registration = zarrs_cuda::register(zarrs_cuda::Options::default())?;
 /// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
 /// # builder.subchunk_shape(vec![8, 8]);
-/// # let array = Array::new_with_metadata(object_store.clone(), "/volume", builder.build_metadata()?.into())?;
-/// # array.store_metadata()?;
+/// # zarrs_cuda::build_sharded(builder, object_store.clone(), "/volume")?.store_metadata()?;
 ///
 /// let store = Arc::new(RangeWrites::new(object_store));
 /// let array = Array::open(store, "/volume")?;

@@ -209,7 +209,7 @@ impl Site {
 
 /// The file that a link of `file` leads to; `None` for other sites. rustdoc leaves paths of items
 /// unchanged if it does not document their crates, and it checks those paths itself.
-fn local(file: &Path, link: &str) -> Option<PathBuf> {
+pub(crate) fn local(file: &Path, link: &str) -> Option<PathBuf> {
     if link.contains("::")
         || link.contains("://")
         || link.starts_with("mailto:")
@@ -225,7 +225,7 @@ fn local(file: &Path, link: &str) -> Option<PathBuf> {
 }
 
 /// `path` without `.` and `..`.
-fn normal(path: &Path) -> PathBuf {
+pub(crate) fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
         match component {
@@ -238,7 +238,7 @@ fn normal(path: &Path) -> PathBuf {
 }
 
 /// The values of an attribute in a rustdoc page, where all values are quoted.
-fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+pub(crate) fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let start = format!(" {name}=\"");
     html.match_indices(&start)
         .map(|(at, start)| &html[at + start.len()..])
@@ -248,15 +248,15 @@ fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
 }
 
 #[derive(Default)]
-struct Markdown {
-    links: Vec<String>,
+pub(crate) struct Markdown {
+    pub(crate) links: Vec<String>,
     anchors: BTreeSet<String>,
     undefined: BTreeSet<String>,
     unused: BTreeSet<String>,
 }
 
 impl Markdown {
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let mut page = Self::default();
         let mut defined = BTreeMap::new();
         let mut used = BTreeSet::new();

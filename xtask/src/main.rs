@@ -3,8 +3,10 @@
 #![deny(unsafe_code)]
 
 mod arrows;
+mod book;
 mod bundle;
 mod cudarc;
+mod deny;
 mod fuzz;
 mod kernels;
 mod lines;
@@ -46,8 +48,10 @@ cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with ca
 cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
+cargo xtask book                render the documentation to target/book, and check the links of its pages
 cargo xtask style               check how comments begin
 cargo xtask public              check that no public item of the library shows the engine's types
+cargo xtask deny                check licences, sources and advisories of all dependencies
 cargo xtask packages            compile the published packages as users get them, in an empty folder
 cargo xtask cudarc              compile the engine for applications with cudarc for other versions
                                 of CUDA
@@ -73,6 +77,8 @@ fn main() -> ExitCode {
             ["arrows"] => arrows::check(),
             ["lines"] => lines::print(),
             ["links"] => links::check(),
+            ["book"] => book::build(),
+            ["deny"] => deny::check(),
             ["style"] => style::check(),
             ["nvcomp-check"] => nvcomp::check(),
             ["gpu-bundle"] => bundle::build(true),

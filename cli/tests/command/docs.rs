@@ -1,4 +1,4 @@
-//! The examples of `docs/cli.md`. With `ZARRS_CUDA_BLESS=1` their output is written to the page.
+//! The examples of the README and of `docs/cli.md`. With `ZARRS_CUDA_BLESS=1` their output is written to the page.
 #![cfg(unix)]
 
 use std::fs;
@@ -17,13 +17,9 @@ const REMOTE: &str = "```console remote";
 /// Where the page has its server, which listens elsewhere in this test.
 const SERVER: &str = "localhost:9000";
 
-#[test]
-fn every_example() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
-    let text = fs::read_to_string(&page).unwrap();
-    let folder = TempDir::new().unwrap();
-    // The program with two threads, whatever the machine has.
-    let bin = folder.path().join(".bin");
+/// Makes a program `zarrs-cuda` in `folder`, with two threads, whatever the machine has. Returns a `PATH` with it.
+fn path_with_program(folder: &Path) -> String {
+    let bin = folder.join(".bin");
     fs::create_dir(&bin).unwrap();
     let wrapper = bin.join("zarrs-cuda");
     let script = format!(
@@ -32,7 +28,41 @@ fn every_example() {
     );
     fs::write(&wrapper, script).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    format!("{}:{}", bin.display(), std::env::var("PATH").unwrap())
+}
+
+/// Runs the commands that a reader types first.
+#[test]
+fn the_commands_of_the_readme() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let text = fs::read_to_string(page).unwrap();
+    let folder = TempDir::new().unwrap();
+    let path = path_with_program(folder.path());
+    let block = text.split("```console\n").nth(1).unwrap();
+    let commands: Vec<&str> = block
+        .lines()
+        .take_while(|line| *line != "```")
+        .map(|line| line.strip_prefix("$ ").unwrap())
+        .collect();
+    assert!(commands.len() >= 3 && text.matches("```console").count() == 1);
+    for command in commands {
+        let output = Command::new("sh")
+            .args(["-c", command])
+            .current_dir(folder.path())
+            .env("PATH", &path)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command}: {said}");
+    }
+}
+
+#[test]
+fn every_example() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
+    let text = fs::read_to_string(&page).unwrap();
+    let folder = TempDir::new().unwrap();
+    let path = path_with_program(folder.path());
     let server = Server::start();
     let address = server.address().to_string();
 

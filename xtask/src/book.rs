@@ -1,0 +1,178 @@
+//! Builds the book of the documentation with mdBook, and checks the links of its pages.
+//!
+//! The pages keep their places in the repository, so links between them work on GitHub, too. A file that a page
+//! links to, such as an example, is copied into the book.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::links::{Markdown, attributes, local, normal};
+use crate::{Result, output, pypi, target};
+
+/// The list of the pages, with links from its own folder.
+const SUMMARY: &str = "docs/SUMMARY.md";
+
+/// Builds `target/book`.
+pub(crate) fn build() -> Result<()> {
+    let packages = pypi::install("mdbook.txt")?;
+    let (source, book) = (target().join("book-source"), target().join("book"));
+    for folder in [&source, &book] {
+        if folder.exists() {
+            fs::remove_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        }
+    }
+    let summary = read(Path::new(SUMMARY))?;
+    let pages = pages(&summary)?;
+    stage(&pages, &source)?;
+    let list = source.join("SUMMARY.md");
+    fs::write(&list, from_root(&summary)).map_err(|e| format!("{}: {e}", list.display()))?;
+    copy(Path::new("book.toml"), &source)?;
+    let mut mdbook = Command::new(packages.join("bin/mdbook"));
+    output(mdbook.arg("build").arg(&source))?;
+    let links = check(&pages, &book)?;
+    let index = book.join("index.html");
+    println!(
+        "{}: {} pages, of which {links} links lead somewhere",
+        index.display(),
+        pages.len()
+    );
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Returns the pages that `summary` lists, as paths from the root of the repository.
+fn pages(summary: &str) -> Result<BTreeSet<PathBuf>> {
+    let links = Markdown::parse(summary).links;
+    let pages: BTreeSet<PathBuf> = links
+        .iter()
+        .filter_map(|link| local(Path::new(SUMMARY), link))
+        .collect();
+    if pages.len() < links.len() {
+        return Err(format!("{SUMMARY} lists a page twice, or one elsewhere"));
+    }
+    Ok(pages)
+}
+
+/// Returns `summary` with links from the root of the repository.
+fn from_root(summary: &str) -> String {
+    let mut parts = summary.split("](");
+    let mut text = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        let (link, rest) = part.split_once(')').unwrap_or((part, ""));
+        let path = local(Path::new(SUMMARY), link).unwrap_or_else(|| link.into());
+        text.extend(["](", &path.to_string_lossy(), ")", rest]);
+    }
+    text
+}
+
+/// Copies `pages`, and the files that they link to, to `source`.
+fn stage(pages: &BTreeSet<PathBuf>, source: &Path) -> Result<()> {
+    let mut wrong = Vec::new();
+    for page in pages {
+        copy(page, source)?;
+        for link in Markdown::parse(&read(page)?).links {
+            let Some(file) = local(page, &link) else {
+                continue;
+            };
+            if pages.contains(&file) {
+                continue;
+            }
+            let is_page = file.extension().is_some_and(|extension| extension == "md");
+            if is_page || !file.is_file() {
+                wrong.push(format!("{}: {link}", page.display()));
+            } else {
+                copy(&file, source)?;
+            }
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "pages of the book link to pages that {SUMMARY} does not list, or to folders:\n  {}",
+        wrong.join("\n  ")
+    ))
+}
+
+/// Copies the file `path` to the same place below `source`.
+fn copy(path: &Path, source: &Path) -> Result<()> {
+    let to = source.join(path);
+    let folder = to.parent().unwrap_or(source);
+    fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    fs::copy(path, &to).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(())
+}
+
+/// Checks the links of the rendered pages. Returns their number.
+fn check(pages: &BTreeSet<PathBuf>, book: &Path) -> Result<usize> {
+    let (mut links, mut broken) = (0, Vec::new());
+    for page in pages {
+        let page = book.join(rendered(page));
+        let html = read(&page)?;
+        let of_page = attributes(&html, "href").chain(attributes(&html, "src"));
+        for link in of_page {
+            links += 1;
+            if !leads_somewhere(&page, link)? {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    if broken.is_empty() {
+        return Ok(links);
+    }
+    broken.sort();
+    broken.dedup();
+    Err(format!(
+        "broken links of the book:\n  {}",
+        broken.join("\n  ")
+    ))
+}
+
+/// Returns the place of a rendered page in the book.
+fn rendered(page: &Path) -> PathBuf {
+    if page.file_name().is_some_and(|name| name == "README.md") {
+        page.with_file_name("index.html")
+    } else {
+        page.with_extension("html")
+    }
+}
+
+fn leads_somewhere(page: &Path, link: &str) -> Result<bool> {
+    let Some(file) = local(page, link) else {
+        return Ok(true);
+    };
+    let file = normal(&file);
+    let is_page = file
+        .extension()
+        .is_some_and(|extension| extension == "html");
+    match link.split_once('#') {
+        _ if !file.is_file() => Ok(false),
+        Some((_, anchor)) if is_page && !anchor.is_empty() => {
+            Ok(attributes(&read(&file)?, "id").any(|id| id == anchor))
+        }
+        _ => Ok(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_the_list_are_from_the_root() {
+        let summary = "# Summary\n\n- [Start](guide/start.md)\n  - [Python](../python/README.md)\n";
+        let told = "# Summary\n\n- [Start](docs/guide/start.md)\n  - [Python](python/README.md)\n";
+        assert_eq!(from_root(summary), told);
+        let pages = pages(summary).unwrap();
+        assert_eq!(pages.len(), 2);
+        let places: Vec<PathBuf> = pages.iter().map(|page| rendered(page)).collect();
+        assert_eq!(places[0], Path::new("docs/guide/start.html"));
+        assert_eq!(places[1], Path::new("python/index.html"));
+        assert!(super::pages("[a](a.md) [b](./a.md)").is_err());
+    }
+}
