@@ -272,6 +272,7 @@ def smoke():
     make_venv(venv)
     run(python(venv), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", the_wheel())
     run(python(venv), "-c", SMOKE, cwd=WORK)
+    run(python(venv), "-m", "zarrs_cuda", "doctor", cwd=WORK)
 
 
 STEPS = {"setup": setup, "lint": lint, "test": test, "peers": peers, "smoke": smoke}

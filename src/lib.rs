@@ -46,22 +46,8 @@
 //!
 //! ## Features
 //!
-//! - `async` (default): the asynchronous partial decoder and encoder. Keep it on if `zarrs/async` is
-//!   on. Without it, an asynchronous read of part of a shard reads the whole shard.
-//! - `cuda` (default): the CUDA engine. Without it nothing of CUDA is compiled, and [`Backend::Cuda`] is
-//!   an error that names the feature.
-//! - `cuda-12000` (default): cudarc, whose types the CUDA engine uses, for CUDA 12.0. An application
-//!   with cudarc for another version disables this feature.
-//! - `pcodec` (default): decodes `numcodecs.pcodec` in bounded memory. Keep it on if `zarrs/pcodec` is
-//!   on. Without it, a hostile shard of that codec can take any amount of memory.
-//! - `filesystem`: zarrs' filesystem store, in a version that syncs every write. A [reader] can then
-//!   read shards as files.
-//! - `ndarray`: appends `ndarray` views to a [writer], and reads into them, or into new arrays, with a
-//!   [reader].
-//! - `dlpack`: appends tensors of other libraries to a [writer], on the host or a device, through
-//!   `DLPack`.
-//! - `object_store`: `objects::BlockingObjectStore`, a store over the object stores of the crate
-//!   `object_store`, with the conditional writes that a [writer] needs for its lease.
+//! On by default: `async`, `cuda`, `cuda-12000`, `pcodec`. Others: `filesystem`, `object_store`, `ndarray`,
+//! `dlpack`. [Install](guide::start#install) says what each adds.
 #![deny(unsafe_code)]
 #![cfg_attr(
     test,

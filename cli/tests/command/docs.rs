@@ -1,4 +1,5 @@
-//! The examples of the README and of `docs/cli.md`. With `ZARRS_CUDA_BLESS=1` their output is written to the page.
+//! The examples of the README and of `docs/cli.md`, and the manual pages and completions that the wheel installs.
+//! With `ZARRS_CUDA_BLESS=1` the page's output and those files are written.
 #![cfg(unix)]
 
 use std::fs;
@@ -29,6 +30,50 @@ fn path_with_program(folder: &Path) -> String {
     fs::write(&wrapper, script).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
     format!("{}:{}", bin.display(), std::env::var("PATH").unwrap())
+}
+
+/// The wheel installs what is below this folder in the environment's `share`.
+#[test]
+fn manual_pages_and_completions_of_the_wheel() {
+    let share = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/data/data/share");
+    let made = TempDir::new().unwrap();
+    let program = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_zarrs-cuda"))
+            .args(words)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        output.stdout
+    };
+    let man = made.path().join("man/man1");
+    program(&["man", man.to_str().unwrap()]);
+    for (shell, file) in [
+        ("bash", "bash-completion/completions/zarrs-cuda"),
+        ("zsh", "zsh/site-functions/_zarrs-cuda"),
+        ("fish", "fish/vendor_completions.d/zarrs-cuda.fish"),
+    ] {
+        let file = made.path().join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, program(&["completions", shell])).unwrap();
+    }
+    if std::env::var_os("ZARRS_CUDA_BLESS").is_some() {
+        let _ = fs::remove_dir_all(&share);
+        let mut copy = Command::new("cp");
+        copy.arg("-r").arg(made.path()).arg(&share);
+        fs::create_dir_all(share.parent().unwrap()).unwrap();
+        assert!(copy.status().unwrap().success());
+        return;
+    }
+    let differs = Command::new("diff")
+        .arg("-r")
+        .args([made.path(), &share])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&differs.stdout);
+    assert!(
+        differs.status.success(),
+        "python/data is not what the program writes; ZARRS_CUDA_BLESS=1 writes it there\n{said}"
+    );
 }
 
 /// Runs the commands that a reader types first.
