@@ -273,6 +273,9 @@ def smoke():
     run(python(venv), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", the_wheel())
     run(python(venv), "-c", SMOKE, cwd=WORK)
     run(python(venv), "-m", "zarrs_cuda", "doctor", cwd=WORK)
+    manual = os.path.join(venv, "share", "man", "man1", "zarrs-cuda.1")
+    if not os.path.exists(manual):
+        sys.exit("the wheel has no manual page: %s is missing" % manual)
 
 
 STEPS = {"setup": setup, "lint": lint, "test": test, "peers": peers, "smoke": smoke}
