@@ -112,7 +112,7 @@ fn copy(path: &Path, source: &Path) -> Result<()> {
 fn check(pages: &BTreeSet<PathBuf>, book: &Path) -> Result<usize> {
     let (mut links, mut broken) = (0, Vec::new());
     for page in pages {
-        let page = book.join(rendered(page));
+        let page = book.join(page.with_extension("html"));
         let html = read(&page)?;
         let of_page = attributes(&html, "href").chain(attributes(&html, "src"));
         for link in of_page {
@@ -131,15 +131,6 @@ fn check(pages: &BTreeSet<PathBuf>, book: &Path) -> Result<usize> {
         "broken links of the book:\n  {}",
         broken.join("\n  ")
     ))
-}
-
-/// Returns the place of a rendered page in the book.
-fn rendered(page: &Path) -> PathBuf {
-    if page.file_name().is_some_and(|name| name == "README.md") {
-        page.with_file_name("index.html")
-    } else {
-        page.with_extension("html")
-    }
 }
 
 fn leads_somewhere(page: &Path, link: &str) -> Result<bool> {
@@ -170,9 +161,6 @@ mod tests {
         assert_eq!(from_root(summary), told);
         let pages = pages(summary).unwrap();
         assert_eq!(pages.len(), 2);
-        let places: Vec<PathBuf> = pages.iter().map(|page| rendered(page)).collect();
-        assert_eq!(places[0], Path::new("docs/guide/start.html"));
-        assert_eq!(places[1], Path::new("python/index.html"));
         assert!(super::pages("[a](a.md) [b](./a.md)").is_err());
     }
 }
