@@ -7,6 +7,7 @@ mod book;
 mod bundle;
 mod cudarc;
 mod deny;
+mod diagrams;
 mod fuzz;
 mod kernels;
 mod lines;
@@ -50,6 +51,8 @@ cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
 cargo xtask book                render the documentation to target/book, and check the links of its pages
 cargo xtask style               check how comments begin
+cargo xtask diagrams            draw docs/images/*.svg
+cargo xtask diagrams --check    draw without writing; fail if docs/images is not what comes out
 cargo xtask public              check that no public item of the library shows the engine's types
 cargo xtask deny                check licences, sources and advisories of all dependencies
 cargo xtask packages            compile the published packages as users get them, in an empty folder
@@ -80,6 +83,8 @@ fn main() -> ExitCode {
             ["book"] => book::build(),
             ["deny"] => deny::check(),
             ["style"] => style::check(),
+            ["diagrams"] => diagrams::write(),
+            ["diagrams", "--check"] => diagrams::check(),
             ["nvcomp-check"] => nvcomp::check(),
             ["gpu-bundle"] => bundle::build(true),
             ["gpu-bundle", "--without-nvcomp"] => bundle::build(false),
