@@ -1,4 +1,5 @@
 #![doc = include_str!("guide/links.md")]
+#![doc = include_str!("guide/pictures/shard.txt")]
 #![doc = include_str!("../docs/guide/README.md")]
 #![allow(
     clippy::doc_markdown,
@@ -8,10 +9,11 @@
 // first: of two definitions of a link the first one counts, so rustdoc links to modules and items.
 // Rustdoc names that file when an example fails, and counts its lines before those of the page.
 
-/// A page of the guide, with its examples as doctests.
+/// A page of the guide, with its examples as doctests, and the pictures that the page shows.
 macro_rules! page {
-    ($name:ident, $file:literal) => {
+    ($name:ident, $file:literal $(, $picture:literal)*) => {
         #[doc = include_str!("guide/links.md")]
+        $(#[doc = include_str!($picture)])*
         #[doc = include_str!($file)]
         pub mod $name {}
     };
@@ -33,9 +35,21 @@ page!(memory, "../docs/guide/memory.md");
 
 /// Promises, limits, protocols and measurements.
 pub mod reference {
-    page!(updates, "../docs/reference/updates.md");
-    page!(streaming, "../docs/reference/streaming.md");
-    page!(sparse_shards, "../docs/reference/sparse_shards.md");
+    page!(
+        updates,
+        "../docs/reference/updates.md",
+        "guide/pictures/update.txt"
+    );
+    page!(
+        streaming,
+        "../docs/reference/streaming.md",
+        "guide/pictures/epochs.txt"
+    );
+    page!(
+        sparse_shards,
+        "../docs/reference/sparse_shards.md",
+        "guide/pictures/frames.txt"
+    );
     page!(sharded_store, "../docs/reference/sharded_store.md");
     page!(correctness, "../docs/reference/correctness.md");
     page!(performance, "../docs/reference/performance.md");
