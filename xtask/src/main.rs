@@ -5,6 +5,7 @@
 mod arrows;
 mod book;
 mod bundle;
+mod charts;
 mod cudarc;
 mod deny;
 mod diagrams;
@@ -50,6 +51,8 @@ cargo xtask arrows              compare what uses what in src with the rooms of 
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
 cargo xtask book                render the documentation to target/book, and check the links of its pages
+cargo xtask charts              draw docs/images/*.svg and render docs/results/*.md from benches/results
+cargo xtask charts --check      fail if they are not what comes out
 cargo xtask style               check how comments begin
 cargo xtask diagrams            draw docs/images/*.svg
 cargo xtask diagrams --check    draw without writing; fail if docs/images is not what comes out
@@ -79,6 +82,8 @@ fn main() -> ExitCode {
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
             ["arrows"] => arrows::check(),
             ["lines"] => lines::print(),
+            ["charts"] => charts::write(),
+            ["charts", "--check"] => charts::check(),
             ["links"] => links::check(),
             ["book"] => book::build(),
             ["deny"] => deny::check(),
