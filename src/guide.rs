@@ -52,7 +52,12 @@ pub mod reference {
     );
     page!(sharded_store, "../docs/reference/sharded_store.md");
     page!(correctness, "../docs/reference/correctness.md");
-    page!(performance, "../docs/reference/performance.md");
+    // Pages of rustdoc have no files beside them: `charts.md` has the chart in itself.
+    page!(
+        performance,
+        "../docs/reference/performance.md",
+        "guide/charts.md"
+    );
     page!(glossary, "../docs/reference/glossary.md");
 }
 

@@ -46,14 +46,14 @@ const fn of_two(level: i32, encode: f64, decode: f64) -> HostRate {
     }
 }
 
-// The host's rates are those of `docs/reference/performance.md`, section "Whole shards", of 2026-11-21: the
-// best of the subchunks of 16³, 32³ and 64³, on two processors. A level without a row of its own has the rate
-// of the row below, and the levels below the first row have the rate of a copy. Both are upper bounds: higher
-// levels take longer, and no compressor is faster than a copy.
+// The host's rates are those of `benches/results/2026-11-21-sharding.json`: the best of the subchunks of 16³,
+// 32³ and 64³, on two processors. A level without a row of its own has the rate of the row below, and the
+// levels below the first row have the rate of a copy. Both are upper bounds: higher levels take longer, and no
+// compressor is faster than a copy.
 const COPY: HostRate = of_two(i32::MIN, 2.85, 3.22);
 const CRC32C: HostRate = of_two(i32::MIN, 2.41, 2.52);
 const ZSTD: [HostRate; 2] = [of_two(1, 0.53, 0.74), of_two(3, 0.12, 0.47)];
-// The levels of gzip above 1 take longer by the ratios of the section "Levels of gzip", of 2026-11-27: the
+// The levels of gzip above 1 take longer by the ratios of `benches/results/2026-11-27-gzip-microscopy.json`: the
 // best of the subchunks of 16³, 32³ and 64³.
 const GZIP: [HostRate; 3] = [
     of_two(1, 0.12, 0.36),
@@ -132,7 +132,7 @@ pub(super) fn device(codec: Codec) -> Option<DeviceRate> {
 pub(super) const BUS: f64 = 16e9 * 16.0 / 8.0 * 128.0 / 130.0;
 
 /// The rate at which one processor copies into page-locked memory: 9.4 GB/s into warm memory by two
-/// processors (`docs/reference/performance.md`, section "What limits what").
+/// processors (`docs/reference/performance.md`, section "What decides speed").
 pub(super) const STAGE: f64 = 9.4e9 / 2.0;
 
 /// The rate at which one processor copies into new memory: 4.8 GB/s by two processors (the same section).

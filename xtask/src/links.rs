@@ -63,8 +63,10 @@ fn find_markdown(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         let path = entry.map_err(|e| e.to_string())?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let hidden = name.starts_with('.');
-        // Definitions for rustdoc alone, which adds them to every page.
-        let of_rustdoc = path.ends_with("src/guide/links.md");
+        // Definitions for rustdoc alone, which adds them to its pages.
+        let of_rustdoc = ["links.md", "charts.md"]
+            .iter()
+            .any(|file| path.ends_with(Path::new("src/guide").join(file)));
         if hidden || of_rustdoc || PASSED_OVER.contains(&&*name) {
             continue;
         }

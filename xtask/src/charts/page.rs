@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::chart::Chart;
 use super::published::{Cell, Published};
 use super::{MARK, RESULTS};
 
@@ -93,8 +94,8 @@ fn table(text: &mut String, result: &Published) {
     }
 }
 
-/// Returns the page that lists all results, the newest first.
-pub(super) fn index(results: &BTreeMap<String, Published>) -> String {
+/// Returns the page that lists all results, the newest first, and shows all charts.
+pub(super) fn index(results: &BTreeMap<String, Published>, charts: &[Chart]) -> String {
     let mut text = format!("<!-- {MARK} from {RESULTS}: do not edit. -->\n\n");
     text.push_str("# Results of the benchmarks\n\n");
     text.push_str("[Performance](../reference/performance.md) says what they mean.\n\n");
@@ -111,6 +112,16 @@ pub(super) fn index(results: &BTreeMap<String, Published>) -> String {
             text,
             "| {date} | [{title}]({name}.md) | {processor} | {runs} |"
         );
+    }
+    for chart in charts {
+        let Chart {
+            name,
+            title,
+            description,
+            ..
+        } = chart;
+        let image = format!("![{description}](../images/{name}.svg)");
+        let _ = write!(text, "\n## {title}\n\n{image}\n");
     }
     text
 }

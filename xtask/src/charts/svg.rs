@@ -72,6 +72,20 @@ pub(super) fn draw(chart: &Chart) -> String {
     document(chart, y + 4.0, &body)
 }
 
+/// Returns a URL that has the drawing in itself.
+pub(super) fn as_url(drawing: &str) -> String {
+    let mut url = String::from("data:image/svg+xml,");
+    for byte in drawing.bytes() {
+        // Others end a link of Markdown or a URL, or are not ASCII.
+        if byte.is_ascii_alphanumeric() || b"-_.~:;,/=!'".contains(&byte) {
+            url.push(char::from(byte));
+        } else {
+            let _ = write!(url, "%{byte:02X}");
+        }
+    }
+    url
+}
+
 /// Returns the whole file around `body`.
 fn document(chart: &Chart, height: f64, body: &str) -> String {
     let mut light = String::new();

@@ -85,8 +85,8 @@ impl Drop for Repository {
 fn a_changed_value_is_found() {
     let repository = Repository::new("changed");
     verify(&repository.0).expect_err("nothing is drawn");
-    assert_eq!(update(&repository.0).expect("update").len(), 3);
-    assert_eq!(verify(&repository.0), Ok(3));
+    assert_eq!(update(&repository.0).expect("update").len(), 4);
+    assert_eq!(verify(&repository.0), Ok(4));
     let error = repository.error_with("1.70", "1.71");
     assert!(
         error.contains("docs/results/2026-11-27-array.md"),
@@ -94,7 +94,7 @@ fn a_changed_value_is_found() {
     );
     assert!(error.contains("docs/images/speed.svg"), "{error}");
     update(&repository.0).expect("update");
-    assert_eq!(verify(&repository.0), Ok(3));
+    assert_eq!(verify(&repository.0), Ok(4));
 }
 
 #[test]
@@ -225,6 +225,24 @@ fn charts_show_spreads_and_mark_single_runs() {
         assert!(chart.contains(&format!(">{value}</text>")), "{value}");
     }
     assert!(chart.contains("prefers-color-scheme:dark"));
+    let links = repository.output("src/guide/charts.md");
+    let url = links
+        .lines()
+        .find_map(|l| l.strip_prefix("[chart of speed]: data:image/svg+xml,"));
+    let mut decoded = Vec::new();
+    let mut bytes = url.expect("a link").bytes();
+    while let Some(byte) = bytes.next() {
+        let mut digit = || {
+            char::from(bytes.next().expect("a digit"))
+                .to_digit(16)
+                .expect("a digit")
+        };
+        decoded.push(match byte {
+            b'%' => u8::try_from(digit() * 16 + digit()).expect("a byte"),
+            byte => byte,
+        });
+    }
+    assert_eq!(String::from_utf8(decoded).as_deref(), Ok(&*chart));
 }
 
 #[test]
