@@ -135,7 +135,7 @@ fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
 
 #[cfg(not(unix))]
 fn write_all_at(mut file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    use std::io::{Seek, SeekFrom};
+    use std::io::{Seek, SeekFrom, Write};
     file.seek(SeekFrom::Start(offset))?;
     file.write_all(bytes)
 }
