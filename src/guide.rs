@@ -32,6 +32,7 @@ page!(gpu, "../docs/guide/gpu.md");
 page!(many_machines, "../docs/guide/many_machines.md");
 page!(tuning, "../docs/guide/tuning.md");
 page!(memory, "../docs/guide/memory.md");
+page!(troubleshooting, "../docs/guide/troubleshooting.md");
 
 /// Promises, limits, protocols and measurements.
 pub mod reference {

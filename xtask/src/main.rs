@@ -28,6 +28,7 @@ mod public;
 mod pypi;
 mod sources;
 mod style;
+mod troubles;
 
 use std::{
     env,
@@ -48,6 +49,7 @@ cargo xtask mutants [MODULE...] say which instructions of the kernels the tests 
 cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
             --minutes N         so long for each target; 1 unless it is given
 cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
+cargo xtask troubles            check that docs/guide/troubleshooting.md has each error and warning
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
 cargo xtask book                render the documentation to target/book, and check the links of its pages
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
             ["mutants", ref arguments @ ..] => mutants::run(arguments),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
             ["arrows"] => arrows::check(),
+            ["troubles"] => troubles::check(),
             ["lines"] => lines::print(),
             ["charts"] => charts::write(),
             ["charts", "--check"] => charts::check(),

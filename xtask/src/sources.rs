@@ -25,6 +25,8 @@ pub(crate) struct Source {
     pub(crate) module: Vec<String>,
     /// Lines of code that users compile: neither blank nor a comment.
     pub(crate) library: Vec<String>,
+    /// The number of each of these lines in the file, counted from 1.
+    pub(crate) numbers: Vec<usize>,
     /// The number of lines of code that users do not compile.
     pub(crate) apart: usize,
 }
@@ -55,12 +57,13 @@ fn read(
         file: file.to_path_buf(),
         module: module.to_vec(),
         library: Vec::new(),
+        numbers: Vec::new(),
         apart: 0,
     };
     // The attributes before an item, and the end of an item that is apart.
     let mut attributes = Attributes::default();
     let mut until: Option<String> = None;
-    for line in text.lines() {
+    for (number, line) in (1..).zip(text.lines()) {
         let code = line.trim();
         if code.is_empty() || code.starts_with("//") {
             continue;
@@ -70,6 +73,7 @@ fn read(
             source.apart += 1;
         } else {
             source.library.push(line.to_owned());
+            source.numbers.push(number);
         }
         if let Some(end) = &until {
             if line.trim_end_matches(';') == end {

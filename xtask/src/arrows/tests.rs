@@ -19,6 +19,7 @@ fn made_up(files: &[(&str, &str)]) -> Arrows {
                 .map(str::to_owned)
                 .collect(),
             library: text.lines().map(str::to_owned).collect(),
+            numbers: (1..=text.lines().count()).collect(),
             apart: 0,
         })
         .collect();
