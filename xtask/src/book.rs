@@ -23,7 +23,7 @@ pub(crate) fn build() -> Result<()> {
             fs::remove_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
         }
     }
-    let summary = read(Path::new(SUMMARY))?;
+    let summary = with_results(&read(Path::new(SUMMARY))?)?;
     let pages = pages(&summary)?;
     stage(&pages, &source)?;
     let list = source.join("SUMMARY.md");
@@ -43,6 +43,31 @@ pub(crate) fn build() -> Result<()> {
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Returns `summary` with the pages of results below the page that lists them.
+fn with_results(summary: &str) -> Result<String> {
+    let mut text = String::new();
+    for line in summary.lines() {
+        text.extend([line, "\n"]);
+        let Some((indent, _)) = line.split_once("- [Results](results/README.md)") else {
+            continue;
+        };
+        let folder = Path::new("docs/results");
+        let entries = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let mut names = BTreeSet::new();
+        for entry in entries {
+            names.insert(entry.map_err(|e| e.to_string())?.file_name());
+        }
+        for name in names.iter().filter(|name| *name != "README.md") {
+            let name = name.to_string_lossy();
+            let page = read(&folder.join(&*name))?;
+            let title = page.lines().find_map(|line| line.strip_prefix("# "));
+            let title = title.unwrap_or(&name);
+            text += &format!("{indent}  - [{title}](results/{name})\n");
+        }
+    }
+    Ok(text)
 }
 
 /// Returns the pages that `summary` lists, as paths from the root of the repository.
