@@ -26,9 +26,6 @@ use crate::read;
 use crate::store::Store;
 use crate::tensor::NAME;
 
-/// The words of the library's error for a device that nobody has asked for.
-const NOT_ASKED: &str = "is not among the devices that were asked for";
-
 /// The letters of the array interface for the types that `DLPack` counts.
 const LETTERS: [Option<char>; 7] = [
     Some('i'),
@@ -41,8 +38,8 @@ const LETTERS: [Option<char>; 7] = [
 ];
 
 /// The memory of a tensor: the number of the GPU, the address of the first element, the shape, the strides in bytes,
-/// and the type of the elements for numpy.
-type Described = (i32, u64, Vec<i64>, Vec<i64>, String);
+/// the type of the elements for numpy, and whether the tensor says that it may be written.
+type Described = (i32, u64, Vec<i64>, Vec<i64>, String, bool);
 
 /// Returns the memory of the tensor in `capsule`, which a `__dlpack__` returned, and which keeps the tensor.
 ///
@@ -52,6 +49,7 @@ type Described = (i32, u64, Vec<i64>, Vec<i64>, String);
 pub(crate) fn memory_of_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Described> {
     let capsule = capsule.cast::<PyCapsule>()?;
     let refused = |why: String| Err(PyBufferError::new_err(why));
+    let mut is_writable = false;
     let tensor: *const Tensor = if let Some(managed) = pointer::<ManagedTensor>(capsule, NAME) {
         // SAFETY: a valid capsule of this name has such a tensor, and the caller holds the capsule.
         unsafe { addr_of!((*managed).dl_tensor) }
@@ -74,6 +72,7 @@ pub(crate) fn memory_of_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Describe
                     .to_owned(),
             );
         }
+        is_writable = true;
         // SAFETY: the capsule has a tensor of version 1, and the caller holds the capsule.
         unsafe { addr_of!((*managed).dl_tensor) }
     } else {
@@ -129,6 +128,7 @@ pub(crate) fn memory_of_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Describe
         shape,
         strides.collect(),
         format!("{letter}{bytes}"),
+        is_writable,
     ))
 }
 
@@ -141,8 +141,8 @@ fn pointer<T>(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> Option<*const T> {
     }
 }
 
-/// Memory of a GPU for boxes of one shape, as `zarrs_cuda._targets` describes it.
-#[derive(Clone, Debug, FromPyObject)]
+/// Memory of a GPU for boxes of one shape, as `zarrs_cuda._gpu_reads` describes it.
+#[derive(Debug, FromPyObject)]
 pub(crate) struct DeviceTarget {
     /// The number of the GPU.
     #[pyo3(item(0))]
@@ -162,6 +162,9 @@ pub(crate) struct DeviceTarget {
     /// The stream in which the elements are written.
     #[pyo3(item(5))]
     pub(crate) stream: u64,
+    /// Keeps the memory.
+    #[pyo3(item(6))]
+    pub(crate) owner: Py<PyAny>,
 }
 
 /// A C-contiguous array on a GPU, as `zarrs_cuda._pipeline` describes it.
@@ -235,7 +238,9 @@ pub(crate) fn read_batch(
     // array, uses it in the stream alone, and waits for the stream before it gives the array to anybody.
     match unsafe { reader.read_into_device(&subsets, &places) } {
         // The environment may ask for another device than that of the array.
-        Err(ReaderError::Device { reason }) if reason.contains(NOT_ASKED) => Ok(false),
+        Err(ReaderError::DeviceNotAsked { .. }) => Ok(false),
+        // The host decodes for memory that the library does not take, and CuPy copies there.
+        Err(error @ ReaderError::DevicePlace { .. }) => Err(Error::Device(error.to_string())),
         read => Ok(read.map(|()| true)?),
     }
 }
@@ -264,6 +269,10 @@ pub(crate) fn read(
     }
     // SAFETY: the library asks the driver whether the places are memory of the device. The caller, in Python, holds the
     // owner of the memory, orders its use by the stream, and keeps the stream until the call returns.
-    unsafe { reader.read_into_device(&boxes, &places)? };
-    Ok(())
+    let read = unsafe { reader.read_into_device(&boxes, &places) };
+    if read.as_ref().is_err_and(ReaderError::device_may_write) {
+        // Freeing the memory would let its library give it to other arrays.
+        Python::attach(|py| std::mem::forget(target.owner.clone_ref(py)));
+    }
+    Ok(read?)
 }

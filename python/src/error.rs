@@ -237,7 +237,9 @@ impl From<ReaderError> for Error {
             },
             ReaderError::Store { key, error } => Self::store("read", key.as_str(), error),
             ReaderError::Memory { .. } => Self::Memory(error.to_string()),
-            ReaderError::Device { .. } => Self::Device(error.to_string()),
+            ReaderError::Device { .. }
+            | ReaderError::DeviceUnusable { .. }
+            | ReaderError::DeviceNotAsked { .. } => Self::Device(error.to_string()),
             // The bytes may be right: the machine or the store failed.
             ReaderError::Undecided { key, error } => Self::undecided(key.as_str(), error),
             ReaderError::Zarrs(of_zarrs) if is_of_backend(of_zarrs) => {

@@ -227,30 +227,55 @@ fn wrong_places_are_refused() {
         change(&mut wrong);
         vec![wrong]
     };
-    let refused = |places: &[DevicePlace], why: &str| {
+    let error_of = |reader: &ArrayReader<_>, places: &[DevicePlace], why: &str| {
         let boxes = vec![subset(); places.len()];
         // SAFETY: the stream lives, and orders the use of the memory.
         let error = unsafe { reader.read_into_device(&boxes, places) }.expect_err(why);
         assert!(error.to_string().contains(why), "{error}");
+        assert!(!error.device_may_write(), "{error}");
+        error
     };
-    refused(&wrong(&|place| place.device = 3), "CUDA device 3");
+    let refused = |places: &[DevicePlace], why: &str| {
+        let error = error_of(&reader, places, why);
+        assert!(matches!(error, ReaderError::Output { .. }), "{error:?}");
+    };
+    let not_memory = |places: &[DevicePlace], why: &str| {
+        let error = error_of(&reader, places, why);
+        assert!(
+            matches!(error, ReaderError::DevicePlace { .. }),
+            "{error:?}"
+        );
+    };
+    let on_3 = wrong(&|place| place.device = 3);
+    let error = error_of(&reader, &on_3, "CUDA device 3");
+    assert!(
+        matches!(error, ReaderError::DeviceUnusable { .. }),
+        "{error:?}"
+    );
+    let (_, of_0) = self::reader(&on, &options().with_devices([0]));
+    let error = error_of(&of_0, &on_3, "CUDA device 3 is not among");
+    assert!(
+        matches!(error, ReaderError::DeviceNotAsked { .. }),
+        "{error:?}"
+    );
+    drop(of_0);
     refused(&wrong(&|place| place.len = 239), "ends at byte 240");
     refused(
         &wrong(&|place| place.strides = vec![60, 12]),
         "one for each axis",
     );
     refused(&wrong(&|place| place.strides = vec![60, 12, 1]), "overlap");
-    refused(&wrong(&|place| place.pointer = 4096), "no device memory");
-    refused(&wrong(&|place| place.pointer += 4000), "bytes left");
+    not_memory(&wrong(&|place| place.pointer = 4096), "no device memory");
+    not_memory(&wrong(&|place| place.pointer += 4000), "bytes left");
     refused(&[place(0), place(238)], "may overlap");
     let mut other = place(2);
     other.strides = vec![120, 24, 4];
     refused(&[place(0), other], "may overlap");
     let mut other = place(240);
     other.device = 1;
-    refused(&[place(0), other], "one device at a time");
+    not_memory(&[place(0), other], "one device at a time");
     on.simulation().capture(memory.stream, true);
-    refused(&[place(0)], "captured");
+    not_memory(&[place(0)], "captured");
     on.simulation().capture(memory.stream, false);
     // SAFETY: as above.
     let error = unsafe { reader.read_into_device(&[subset()], &[]) }.expect_err("no place");

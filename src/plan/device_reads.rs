@@ -14,6 +14,17 @@ use zarrs_cuda_engine::cuda::{
 };
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
+/// The reason why there are no reads into the memory of a device.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadsError {
+    /// No device was asked for, or another one than the caller names.
+    #[error("{0}")]
+    NotAsked(String),
+    /// A device that was asked for cannot be used.
+    #[error("{0}")]
+    Unusable(Error),
+}
+
 /// Reads subchunks of one kind into the memory of a device.
 #[derive(Debug)]
 pub(crate) struct DeviceReads {
@@ -88,13 +99,15 @@ impl Engines {
     /// Returns the devices that the user has asked for.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if the user has asked for none.
-    fn asked(&self, options: &Options) -> Result<Selected, Error> {
+    /// The user has asked for none, or a setting cannot be understood.
+    fn asked(&self, options: &Options) -> Result<Selected, ReadsError> {
         let consent = self.consent(options);
-        consent.devices.clone().map_err(|refusal| {
-            let (Refusal::Host(reason) | Refusal::Wrong(reason)) = refusal;
-            let backend = consent.backend;
-            Error::BackendUnavailable { backend, reason }
+        consent.devices.clone().map_err(|refusal| match refusal {
+            Refusal::Host(reason) => ReadsError::NotAsked(reason),
+            Refusal::Wrong(reason) => ReadsError::Unusable(Error::BackendUnavailable {
+                backend: consent.backend,
+                reason,
+            }),
         })
     }
 
@@ -102,15 +115,16 @@ impl Engines {
     /// first device that the user has asked for.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`], with the reason, if the user has asked for no device or not for this one, or it
-    /// cannot be used.
+    /// The user has asked for no device or not for this one, or it cannot be used.
     pub(crate) fn choose_reads(
         &self,
         options: &Options,
         device: Option<usize>,
         (grid, chain): (&SubchunkGrid, Result<&KnownChain, &str>),
-    ) -> Result<DeviceReads, Error> {
+    ) -> Result<DeviceReads, ReadsError> {
         let selected = self.asked(options)?;
+        let backend = self.consent(options).backend;
+        let unusable = |reason| ReadsError::Unusable(Error::BackendUnavailable { backend, reason });
         let is_foreign = chain.is_err();
         let on_device = decoded_by_host(options, grid, chain).is_none();
         let elements = KnownChain {
@@ -119,27 +133,32 @@ impl Engines {
             stages: Vec::new(),
         };
         let chain = chain.unwrap_or(&elements);
-        let reads = self.cuda(options, &selected).and_then(|mut engine| {
-            engine.limits.pinned_memory = pinned_memory(options, &engine, grid, chain);
+        let mut engine = self.cuda(options, &selected).map_err(unusable)?;
+        if let (Some(device), Some(asked)) = (device, &engine.limits.devices)
+            && !asked.contains(&device)
+        {
+            return Err(ReadsError::NotAsked(format!(
+                "CUDA device {device} is not among the devices that were asked for, {asked:?}"
+            )));
+        }
+        engine.limits.pinned_memory = pinned_memory(options, &engine, grid, chain);
+        let first = || {
             let numbers = engine.numbers()?;
-            let device = match device {
-                Some(device) if numbers.contains(&device) => device,
-                Some(device) => {
-                    return Err(format!(
-                        "CUDA device {device} is not among the devices that were asked for and can be used, {numbers:?}"
-                    ));
-                }
-                None => *numbers.first().ok_or("no device is usable")?,
-            };
-            let mut compressors = compressors(options);
-            compressors.decode = on_device;
-            let reads = engine.for_chain(chain, compressors);
-            let reads = reads.reads(device, grid, chain);
-            reads.map_err(|error| error.to_string())
-        });
-        let backend = self.consent(options).backend;
+            numbers
+                .first()
+                .copied()
+                .ok_or_else(|| "no device is usable".to_string())
+        };
+        let device = match device {
+            Some(device) => device,
+            None => first().map_err(unusable)?,
+        };
+        let mut compressors = compressors(options);
+        compressors.decode = on_device;
+        let engine = engine.for_chain(chain, compressors);
+        let reads = engine.reads(device, grid, chain);
         Ok(DeviceReads {
-            reads: reads.map_err(|reason| Error::BackendUnavailable { backend, reason })?,
+            reads: reads.map_err(|error| unusable(error.to_string()))?,
             is_foreign,
         })
     }

@@ -15,7 +15,7 @@ use super::error::Damage;
 use super::request::{self, WantedBox, WantedPart};
 use super::{ArrayReader, DecodedBy, OutputPlace, ReadReport, ReaderError, extents};
 use crate::codec::CudaShardingCodec;
-use crate::plan::{DeviceMemory, DeviceReads, ReadySubchunk};
+use crate::plan::{DeviceMemory, DeviceReads, ReadsError, ReadySubchunk};
 use crate::shard::error::engine_is_about_stored_bytes;
 use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::contract::{BoxToPlace, DeviceArray, EngineError};
@@ -89,15 +89,15 @@ impl DeviceTensor {
     /// device instead.
     ///
     /// # Errors
-    /// [`ReaderError::Device`] if the stream is being captured into a graph, or the driver refuses it. The memory is then
-    /// dropped.
+    /// [`ReaderError::DevicePlace`] if the stream is being captured into a graph; [`ReaderError::Device`] if the driver
+    /// refuses the stream. The memory is then dropped.
     ///
     /// # Safety
     /// The stream belongs to the device's primary context, and is not destroyed during the call. Everything that uses
     /// the memory is complete, or in this stream now, or in streams for which this stream waits.
     pub unsafe fn release(self, stream: u64) -> Result<(), ReaderError> {
         // SAFETY: this function has the same requirements, which its caller keeps.
-        unsafe { self.memory.release(stream) }.map_err(|error| device_error(&error))
+        unsafe { self.memory.release(stream) }.map_err(|error| place_error(&error))
     }
 }
 
@@ -179,7 +179,10 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// case.
     ///
     /// # Errors
-    /// - [`ReaderError::Device`] if no device was asked for, none can be used, it has too little memory, or it fails.
+    /// - [`ReaderError::DeviceNotAsked`] if no device was asked for, or another one than
+    ///   [`with_device`](Self::with_device) names.
+    /// - [`ReaderError::DeviceUnusable`] if the device cannot be used, or has too little memory.
+    /// - [`ReaderError::Device`] if it fails during the read.
     /// - The errors of [`read`](Self::read). Arrays that [zarrs reads](Self::is_by_zarrs) are
     ///   [`ReaderError::Unsupported`].
     pub fn read_device(&self, subset: &dyn ArraySubsetTraits) -> Result<DeviceTensor, ReaderError> {
@@ -301,11 +304,13 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             .map_err(|error| ReaderError::Unsupported {
                 reason: error.to_string(),
             })?;
-        let reads = sharding
-            .choose_reads(device)
-            .map_err(|error| ReaderError::Device {
-                reason: error.to_string(),
-            })?;
+        let reads = sharding.choose_reads(device).map_err(|error| {
+            let reason = error.to_string();
+            match error {
+                ReadsError::NotAsked(_) => ReaderError::DeviceNotAsked { reason },
+                ReadsError::Unusable(_) => ReaderError::DeviceUnusable { reason },
+            }
+        })?;
         Ok((sharding, reads))
     }
 
@@ -394,9 +399,22 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
 pub(super) fn device_error(error: &EngineError) -> ReaderError {
     match *error {
         EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },
+        _ if error.wants_less() => ReaderError::DeviceUnusable {
+            reason: error.to_string(),
+        },
         _ => ReaderError::Device {
             reason: error.to_string(),
         },
+    }
+}
+
+/// Returns the error of a device that was given memory or a stream of the caller, before anything was read.
+pub(super) fn place_error(error: &EngineError) -> ReaderError {
+    match error {
+        EngineError::Unsuitable(reason) => ReaderError::DevicePlace {
+            reason: reason.clone(),
+        },
+        error => device_error(error),
     }
 }
 

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use zarrs::array::ArraySubset;
 use zarrs_storage::ReadableStorageTraits;
 
-use super::device::{device_error, product};
+use super::device::{device_error, place_error, product};
 use super::output::check;
 use super::request::{self, WantedBox};
 use super::{ArrayReader, ReaderError, extents};
@@ -78,12 +78,13 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// # Errors
     /// - [`ReaderError::Output`] if there is not one place for each box, if strides do not fit, or if two places may
     ///   overlap. Places of equal strides may lie between each other.
-    /// - [`ReaderError::Device`] if places are not memory of one device, or if a stream is being captured into a graph;
-    ///   also the errors of [`read_device`](Self::read_device).
+    /// - [`ReaderError::DevicePlace`] if places are not memory of one device, or if a stream is being captured into a
+    ///   graph.
+    /// - The errors of [`read_device`](Self::read_device).
     /// - The errors of [`read`](Self::read).
     ///
-    /// Pieces before the one that has failed may have been written, each behind the work in its stream. If the device
-    /// has failed, the places must not be freed or used again before the process ends.
+    /// Pieces before the one that has failed may have been written, each behind the work in its stream. If
+    /// [`ReaderError::device_may_write`] says so, the places must not be freed or used again before the process ends.
     ///
     /// # Safety
     /// The streams belong to the primary context of the device, and are neither destroyed nor captured during the call.
@@ -133,7 +134,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         let streams: BTreeSet<u64> = groups.iter().map(|group| group.stream).collect();
         // SAFETY: this function has the same requirements, which its caller keeps.
         let way = unsafe { reads.hand_over(streams, most.saturating_mul(2)) };
-        let mut way = way.map_err(|error| device_error(&error))?;
+        let mut way = way.map_err(|error| place_error(&error))?;
         for group in &groups {
             let at_once = (most / group.bytes.max(1)).max(1);
             for piece in group.parts.chunks(at_once) {
@@ -179,7 +180,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             });
         }
         if let Some(other) = places.iter().find(|place| place.device != places[0].device) {
-            return Err(ReaderError::Device {
+            return Err(ReaderError::DevicePlace {
                 reason: format!(
                     "the places are memory of the devices {} and {}: read into one device at a time",
                     places[0].device, other.device
@@ -225,7 +226,7 @@ fn check_memory(reads: &DeviceReads, parts: &[PlacedPart]) -> Result<(), ReaderE
         let DeviceArray { pointer, len, .. } = part.place;
         reads
             .check_memory(pointer, len)
-            .map_err(|error| device_error(&error))
+            .map_err(|error| place_error(&error))
     })
 }
 

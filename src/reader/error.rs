@@ -57,7 +57,25 @@ pub enum ReaderError {
         /// The reason, and advice.
         reason: String,
     },
-    /// Nothing was read into the memory of a device.
+    /// Nothing was read into the memory of a device: no device was asked for, or another one than the call names.
+    #[error("cannot read into the memory of a device: {reason}")]
+    DeviceNotAsked {
+        /// The reason, with the devices that were asked for, or advice.
+        reason: String,
+    },
+    /// Nothing was read: places are no memory of the device, or a stream of the caller is being captured into a graph.
+    #[error("cannot read into the memory of a device: {reason}")]
+    DevicePlace {
+        /// The reason, with the address and the number of bytes, or advice.
+        reason: String,
+    },
+    /// A device that was asked for cannot be used, or has too little memory.
+    #[error("cannot read into the memory of a device: {reason}")]
+    DeviceUnusable {
+        /// The reason, and advice.
+        reason: String,
+    },
+    /// A device failed during the read, or did not finish in time.
     #[error("cannot read into the memory of a device: {reason}")]
     Device {
         /// The reason, and advice.
@@ -95,6 +113,15 @@ pub enum ReaderError {
     /// zarrs, which reads the arrays that this crate cannot, returned an error.
     #[error("zarrs cannot read the box: {0}")]
     Zarrs(ArrayError),
+}
+
+impl ReaderError {
+    /// Returns whether a device may still write the places that were given to it: the device failed, or did not finish
+    /// in time. The application must not use or free the places before the process ends.
+    #[must_use]
+    pub fn device_may_write(&self) -> bool {
+        matches!(self, Self::Device { .. })
+    }
 }
 
 impl From<ArrayError> for ReaderError {

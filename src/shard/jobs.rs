@@ -8,7 +8,7 @@ use zarrs_codec::{ArrayCodecTraits, CodecOptions, RecommendedConcurrency};
 use super::foreign::ForeignChain;
 use super::sharding::Sharding;
 use crate::error::Error;
-use crate::plan::{self, DeviceReads, PlanSummary, ShardPlan};
+use crate::plan::{self, DeviceReads, PlanSummary, ReadsError, ShardPlan};
 use zarrs_cuda_engine::contract::ShardJob;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -53,8 +53,8 @@ impl Sharding {
     /// Returns the reads of subchunks into the memory of the CUDA device `device`; without a number, of the first one.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if no device was asked for, or none can be used.
-    pub(crate) fn choose_reads(&self, device: Option<usize>) -> Result<DeviceReads, Error> {
+    /// No device was asked for, or none can be used.
+    pub(crate) fn choose_reads(&self, device: Option<usize>) -> Result<DeviceReads, ReadsError> {
         let (codec, kind) = (&self.codec, (&self.grid, self.known()));
         (codec.engines).choose_reads(&codec.options, device, kind)
     }

@@ -6,6 +6,7 @@ zarr-python reads into arrays of CuPy.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -132,7 +133,7 @@ class Target(NamedTuple):
     # Keeps the memory and the stream.
     owner: Any
 
-    def places(self, wanted: Wanted) -> tuple[int, int, int, int, list[int], int]:
+    def places(self, wanted: Wanted) -> tuple[int, int, int, int, list[int], int, Any]:
         """Return the places of the boxes, which the native module takes by position."""
         size, shape = self.dtype.itemsize, wanted.shape
         strides = self.strides[1:] if wanted.many else self.strides
@@ -142,7 +143,7 @@ class Target(NamedTuple):
         length = 0 if 0 in shape else ends + size
         step = self.strides[0] if wanted.many and self.shape[0] > 1 else 0
         stream = 0 if self.stream == _LEGACY else self.stream
-        return self.device, self.pointer, step, length, list(strides), stream
+        return self.device, self.pointer, step, length, list(strides), stream, self.owner
 
 
 def _target(out: Any, stream: Any, number: int | str | None) -> Target:
@@ -205,15 +206,17 @@ def _of_dlpack(out: Any, handle: int | None, named: int | str | None) -> Target:
         )
         raise ValueError(msg)
     try:
-        capsule = _capsule_of(out, handle)
-        number, pointer, shape, strides, letters = native().memory_of_capsule(capsule)
+        with current(out):
+            capsule = _capsule_of(out, handle)
+        number, pointer, shape, strides, letters, is_writable = native().memory_of_capsule(capsule)
     except BufferError as error:
         msg = (
             f"`out` is no memory of a GPU for elements: {error}. If it is memory of another GPU than the "
             "current one, make its GPU the current one"
         )
         raise ValueError(msg) from error
-    if not _is_versioned(capsule) and _is_read_only(out):
+    # A tensor without a version does not say whether it may be written.
+    if not is_writable and _is_read_only(out):
         msg = f"`out` is a {type(out).__name__}, which may only be read: give memory that can be written"
         raise ValueError(msg)
     dtype = np.dtype(letters)
@@ -229,11 +232,6 @@ def _capsule_of(out: Any, handle: int) -> Any:
             # A library for an older DLPack.
             continue
     return out.__dlpack__(stream=handle)
-
-
-def _is_versioned(capsule: Any) -> bool:
-    """Return whether the tensor of a capsule says if it may be written."""
-    return '"dltensor_versioned"' in repr(capsule)
 
 
 def _is_read_only(out: Any) -> bool:
@@ -272,10 +270,25 @@ def _of_interface(out: Any, handle: int | None, named: int | str | None) -> Targ
     return Target(named, pointer, shape, tuple(strides), dtype, handle, out)
 
 
-def _is_array_of(cupy: Any, out: Any) -> bool:
+def _module_of(values: Any, name: str, kind: str) -> Any:
+    """Return the module ``name``, if ``values`` is an array of it, of the class ``kind``."""
     # Another thread may be importing it.
-    array_type = getattr(cupy, "ndarray", None)
-    return isinstance(array_type, type) and isinstance(out, array_type)
+    array_type = getattr(sys.modules.get(name), kind, None)
+    return sys.modules[name] if isinstance(array_type, type) and isinstance(values, array_type) else None
+
+
+def cupy_of(values: Any) -> Any:
+    """Return the module CuPy, if ``values`` is an array of it."""
+    return _module_of(values, "cupy", "ndarray")
+
+
+def current(out: Any) -> contextlib.AbstractContextManager[Any]:
+    """Make the GPU of an array of CuPy or PyTorch the current one, whose stream their calls use."""
+    if (cupy := cupy_of(out)) is not None:
+        return cupy.cuda.Device(int(out.device.id))  # type: ignore[no-any-return]
+    if (torch := _module_of(out, "torch", "Tensor")) is not None:
+        return torch.cuda.device(out.device)  # type: ignore[no-any-return]
+    return contextlib.nullcontext()
 
 
 def into_array(
@@ -288,8 +301,8 @@ def into_array(
     """
     if isinstance(out, np.ndarray) or not devices.asks():
         return None
-    cupy = sys.modules.get("cupy")
-    if cupy is None or not _is_array_of(cupy, out):
+    cupy = cupy_of(out)
+    if cupy is None:
         return None
     number = int(out.device.id)
     spec = batch[0][1]
