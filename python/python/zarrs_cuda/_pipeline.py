@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -26,7 +27,7 @@ from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
 from zarr.storage import MemoryStore, StorePath
 
-from zarrs_cuda import _devices, _frames, _gpu_reads, _settings, _strings, _turns
+from zarrs_cuda import _devices, _frames, _gpu_reads, _gpu_writes, _settings, _strings, _turns
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
@@ -317,7 +318,8 @@ class CodecPipeline(_CodecPipeline):
             self._slow = _IN_TIME if is_late else max(self._slow - 1, 0)
         if host is not target:
             # A device's buffer is set from a host buffer, not from a numpy array.
-            out[...] = cpu.NDBuffer.from_numpy_array(host)
+            with _gpu_reads.current(target):
+                out[...] = cpu.NDBuffer.from_numpy_array(host)
         return there
 
     async def write(
@@ -355,11 +357,23 @@ class CodecPipeline(_CodecPipeline):
         if not batch:
             return
         check_mask(value.as_ndarray_like())
-        if self._is_irregular:
-            for shape, positions in _by_shape(batch):
-                items = [batch[position] for position in positions]
-                await self.of_chunks(shape).write(items, value, drop_axes)
+        # Elements on a GPU are copied once, and only if zarr-python does not write them.
+        elements = functools.cache(functools.partial(_gpu_writes.on_host, value))
+        if not self._is_irregular:
+            await self._write_regular(batch, value, elements, drop_axes)
             return
+        for shape, positions in _by_shape(batch):
+            items = [batch[position] for position in positions]
+            await self.of_chunks(shape)._write_regular(items, value, elements, drop_axes)
+
+    async def _write_regular(
+        self,
+        batch: Batch,
+        value: NDBuffer,
+        elements: Callable[[], np.ndarray[Any, Any]],
+        drop_axes: tuple[int, ...],
+    ) -> None:
+        """Write to chunks of one shape. ``elements`` returns the elements of ``value`` on the host."""
         ours = self._for(batch)
         if ours is None:
             await self.other.write(batch, value, drop_axes)
@@ -367,11 +381,11 @@ class CodecPipeline(_CodecPipeline):
         store = batch[0][0].store
         store._check_writable()
         await store._ensure_open()
-        elements = value.as_numpy_array()
+        host = elements()
         with _named(batch):
             try:
                 values = await _values_to_change(ours, batch)
-                changes = await _to_its_end(_write, ours, batch, elements, drop_axes, values)
+                changes = await _to_its_end(_write, ours, batch, host, drop_axes, values)
             except FramesPending as pending:
                 pending.resized = await self._resized(store, pending.array)
                 raise
