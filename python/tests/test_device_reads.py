@@ -5,20 +5,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import zarr
 import zarrs_cuda
 from conftest import create
-from zarrs_cuda import _devices
+from zarrs_cuda import _devices, _gpu_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +85,7 @@ def on_devices(tmp_path: Path) -> Callable[..., str]:
     folder.mkdir()
     shutil.copy(file, folder / "libcuda.so.1")
 
-    def run(program: str, settings: str = "devices=2", **variables: str) -> str:
+    def run(program: str, settings: str = "devices=2", *, code: int = 0, **variables: str) -> str:
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -101,9 +105,9 @@ def on_devices(tmp_path: Path) -> Callable[..., str]:
             check=False,
             timeout=300,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert not done.stderr, done.stderr
-        return done.stdout
+        assert done.returncode == code, done.stdout + done.stderr
+        assert code or not done.stderr, done.stderr
+        return done.stdout + done.stderr
 
     return run
 
@@ -559,6 +563,47 @@ def test_the_work_of_the_owner_comes_before_in_any_stream(
     )
 
 
+@pytest.mark.parametrize("schedule", ["eager", "latest"])
+def test_the_current_device_may_be_another_one(schedule: str, on_devices: Callable[..., str]) -> None:
+    """CuPy and PyTorch let our stream wait for their stream of the current GPU, and of no other."""
+    on_devices(
+        """
+        from types import ModuleType, SimpleNamespace
+
+        class Tensor:
+            def __init__(self, array):
+                self.array, self.device = array, array.device.id
+
+            def __dlpack_device__(self):
+                return 2, self.device
+
+            def __dlpack__(self, **keywords):
+                # PyTorch refuses it.
+                assert cupy.cuda.Device().id == self.device, "the current device is another one"
+                return self.array.__dlpack__(**keywords)
+
+        torch = sys.modules["torch"] = ModuleType("torch")
+        torch.Tensor, torch.cuda = Tensor, SimpleNamespace(device=cupy.cuda.Device)
+        zarrs_cuda.configure(devices=[0, 1])
+        reader = zarrs_cuda.ArrayReader(array_of())
+        with cupy.cuda.Device(1):
+            theirs = cupy.cuda.Stream()
+        with theirs:
+            for wrapped in (lambda array: array, Tensor):
+                with cupy.cuda.Device(1):
+                    out = cupy.empty(VALUES.shape, "uint16")
+                    out.zero_later()
+                given = wrapped(out)
+                assert cupy.cuda.Device().id == 0
+                assert reader.read(out=given) is given
+                with cupy.cuda.Device(1):
+                    cupy.cuda.Device(1).synchronize()
+                    np.testing.assert_array_equal(out.get(), VALUES)
+        """,
+        f"devices=2 schedule={schedule}",
+    )
+
+
 def test_memory_without_dlpack_and_memory_that_cannot_be_written(on_devices: Callable[..., str]) -> None:
     on_devices(
         """
@@ -583,10 +628,10 @@ def test_memory_without_dlpack_and_memory_that_cannot_be_written(on_devices: Cal
         for device in (None, "cuda"):
             said = error_of(ValueError, lambda: reader.read(slice(4, 10), out=own, device=device))
             assert "does not say on which GPU it is" in said
-        said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(slice(4, 10), out=own, device=0))
+        said = error_of(ValueError, lambda: reader.read(slice(4, 10), out=own, device=0))
         assert "belong to device 1" in said, said
         short = Only(array, shape=(40, 50))
-        said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(out=short, device=1))
+        said = error_of(ValueError, lambda: reader.read(out=short, device=1))
         assert "bytes left" in said, said
 
         def of(out, kind=ValueError, box=slice(4, 10), **options):
@@ -797,6 +842,244 @@ def test_damage_is_an_error_of_zarr_pythons_reads_too(on_devices: Callable[..., 
             """
         )
     )
+
+
+@pytest.mark.parametrize("schedule", ["eager", "latest"])
+def test_arrays_on_a_gpu_are_written_through_pinned_memory(
+    schedule: str, on_devices: Callable[..., str]
+) -> None:
+    """The driver ends the process if memory that is not pinned, or was freed, is copied to."""
+    on_devices(
+        ENABLE
+        + textwrap.dedent(
+            """
+            import asyncio
+            zarr.config.set({"array.rectilinear_chunks": True})
+            from zarrs_cuda import _gpu_writes
+
+            def down():
+                return [note for note in cupy.NOTES if note.name == "cuMemcpyDtoHAsync_v2"]
+
+            def most_pinned(call):
+                # How many bytes of pinned memory there are at once, and what the call returns.
+                sizes = []
+                alloc = cupy.PinnedMemory.__init__
+
+                def noted(self, size):
+                    alloc(self, size)
+                    sizes.append(sum(cupy.PINNED.values()))
+
+                cupy.PinnedMemory.__init__ = noted
+                call()
+                cupy.PinnedMemory.__init__ = alloc
+                assert not cupy.PINNED
+                return max(sizes)
+
+            with zarr.config.set(OF_HOST):
+                made = array_of("uint32")
+                irregular = zarr.create_array(
+                    tempfile.mkdtemp(), shape=VALUES.shape, chunks=[[9, 11, 20], [7, 3, 40]], dtype="uint32"
+                )
+                memory = array_of("uint32", store=zarr.storage.MemoryStore())
+                plain = zarr.create_array(
+                    tempfile.mkdtemp(), shape=VALUES.shape, chunks=(9, 9), dtype="uint32"
+                )
+            rng = np.random.default_rng(3)
+            for _gpu_writes.PIECE in (4, 36, 200, 1000, 1 << 20):
+                pieces = {4: 2000, 36: 40 * 6, 200: 40, 1000: 8, 1 << 20: 1}[_gpu_writes.PIECE]
+                for device in (0, 1):
+                    for array in (made, irregular, memory, plain):
+                        expected = rng.integers(0, 1 << 32, VALUES.shape, "uint32")
+                        with cupy.cuda.Device(device):
+                            values = cupy.asarray(expected)
+                            # In the default stream, which zarr-python's thread has, too.
+                            values[10:13].zero_later()
+                        expected[10:13] = 0
+                        array = opened(array)
+                        del cupy.NOTES[:]
+                        most = most_pinned(lambda: array.__setitem__(..., values))
+                        assert most <= 2 * _gpu_writes.PIECE
+                        assert len(down()) == pieces, "every element once"
+                        with zarr.config.set(OF_HOST):
+                            np.testing.assert_array_equal(opened(array)[...], expected)
+                # The stream that is current on the thread that writes, of the array's device.
+                with cupy.cuda.Device(1):
+                    stream = cupy.cuda.Stream()
+                with stream:
+                    with cupy.cuda.Device(1):
+                        values = cupy.asarray(VALUES.astype("uint32"))
+                        values[20:].zero_later()
+                    array = opened(made)
+                    del cupy.NOTES[:]
+                    asyncio.run(array.async_array.setitem(..., values))
+                    assert {note.stream for note in down()} == {stream.ptr}
+                expected = VALUES.copy()
+                expected[20:] = 0
+                with zarr.config.set(OF_HOST):
+                    np.testing.assert_array_equal(opened(made)[...], expected)
+            # Elements that lie apart, other orders, none, and one.
+            array, expected = opened(made), expected.astype("uint32")
+            wide = rng.integers(0, 1 << 32, (40, 100), "uint32")
+            for key in (np.s_[:, ::2], np.s_[:, 50:], np.s_[:, 1::2]):
+                array[...] = cupy.asarray(wide)[key]
+                np.testing.assert_array_equal(array[...].get(), wide[key])
+            array[3:3] = cupy.empty((0, 50), "uint32")
+            expected[...] = wide[:, 1::2]
+            array[7, 9] = cupy.asarray(np.array(77, "uint32"))
+            array[::3, [1, 4]] = cupy.asarray(wide[:14, :2])
+            expected[7, 9] = 77
+            expected[::3, [1, 4]] = wide[:14, :2]
+            np.testing.assert_array_equal(array[...].get(), expected)
+            # Without the buffers of GPUs, too.
+            with zarr.config.set(OF_HOST):
+                array = opened(made)
+                array[...] = cupy.asarray(VALUES.astype("uint32"))
+                np.testing.assert_array_equal(array[...], VALUES)
+            # Without pinned memory.
+            cupy.cuda.alloc_pinned_memory = lambda size: 1 // 0
+            array[...] = cupy.asarray(expected)
+            with zarr.config.set(OF_HOST):
+                np.testing.assert_array_equal(opened(made)[...], expected)
+            """
+        ),
+        f"devices=2 schedule={schedule}",
+    )
+
+
+def test_pieces_are_all_elements_once_and_contiguous() -> None:
+    seed = int.from_bytes(os.urandom(4))
+    rng = np.random.default_rng(seed)
+    for _ in range(300):
+        shape = tuple(rng.integers(0, 6, rng.integers(0, 5)).tolist())
+        most = int(rng.integers(1, 40))
+        numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+        found = [numbers[piece].reshape(-1).tolist() for piece in _gpu_writes._pieces(shape, most)]
+        for piece in found:
+            assert 0 < len(piece) <= most, (seed, shape, most)
+            assert piece == list(range(piece[0], piece[0] + len(piece))), (seed, shape, most)
+        assert list(itertools.chain(*found)) == numbers.reshape(-1).tolist(), (seed, shape, most)
+
+
+def test_arrays_that_cannot_be_copied_are_not_written(on_devices: Callable[..., str]) -> None:
+    on_devices(
+        ENABLE
+        + textwrap.dedent(
+            """
+            from zarrs_cuda import _gpu_writes
+            _gpu_writes.PIECE = 1000
+            with zarr.config.set(OF_HOST):
+                made = array_of("uint32")
+            array, values = opened(made), cupy.asarray(VALUES.astype("uint32") + 1)
+            copy, calls = cupy._Data.copy_to_host_async, []
+
+            def failing(self, *arguments):
+                calls.append(arguments)
+                if len(calls) == 3:
+                    raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+                copy(self, *arguments)
+
+            cupy._Data.copy_to_host_async = failing
+            said = error_of(zarrs_cuda.BackendUnavailable, lambda: array.__setitem__(..., values))
+            assert "shape (40, 50) and type uint32 on GPU 0" in said, said
+            assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said and "cupy.asnumpy" in said, said
+            # The device may still write it.
+            gc.collect()
+            assert len(cupy.PINNED) == 2
+            cupy._Data.copy_to_host_async = copy
+            with zarr.config.set(OF_HOST):
+                np.testing.assert_array_equal(opened(made)[...], VALUES)
+            array[...] = values
+            with zarr.config.set(OF_HOST):
+                np.testing.assert_array_equal(opened(made)[...], VALUES + 1)
+            """
+        )
+    )
+
+
+INTERRUPT = """
+import os, signal, weakref
+# CuPy's own calls would wait for ever.
+cupy._Memory.__del__ = lambda self: None
+zarrs_cuda.configure(backend="host")
+made = array_of("uint32")
+zarrs_cuda.configure(backend=None, devices=0, device_timeout=5)
+done = 0
+
+def interrupt():
+    # When the device hangs nothing is done any more.
+    before = -1
+    while before != done:
+        before = done
+        time.sleep(1)
+    global sent
+    sent = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+
+def until_interrupted(read):
+    global done
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        while True:
+            read()
+            done += 1
+    except KeyboardInterrupt:
+        assert time.monotonic() - sent < 3, "the device's time is 5 s"
+"""
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_ctrl_c_ends_a_read_from_a_device_that_hangs(is_given: bool, on_devices: Callable[..., str]) -> None:
+    said = on_devices(
+        INTERRUPT
+        + textwrap.dedent(
+            f"""
+            reader = zarrs_cuda.ArrayReader(zarr.open_array(made.store_path.store))
+            out = cupy.empty(VALUES.shape, "uint32")
+            held = weakref.ref(out)
+            until_interrupted(lambda: reader.read(**({{"out": out}} if {is_given} else {{"device": 0}})))
+            """
+        )
+        + textwrap.dedent(
+            """
+            # The host reads, and the device says why it does not.
+            np.testing.assert_array_equal(reader.read(), VALUES)
+            said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(device=0))
+            assert "did not" in said or "is not used any more" in said, said
+            said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(device=0))
+            assert "is not used any more in this process" in said, said
+            # The work has ended, which nobody sees, and the device may still write.
+            time.sleep(2)
+            del out
+            gc.collect()
+            print("held" if held() is not None else "free")
+            sys.stdout.flush()
+            raise KeyboardInterrupt
+            """
+        ),
+        "devices=1 schedule=latest hang=60",
+        code=-signal.SIGINT,
+    )
+    assert ("held" if is_given else "free") in said, said
+
+
+def test_ctrl_c_ends_a_read_of_zarr_python(on_devices: Callable[..., str]) -> None:
+    """The end of the process waits for the device at most 5 s, and not for all the time that it may take."""
+    said = on_devices(
+        ENABLE
+        + INTERRUPT.replace("device_timeout=5", "device_timeout=100")
+        + textwrap.dedent(
+            """
+            array = opened(made)
+            until_interrupted(lambda: array[...])
+            print("interrupted at", time.time(), flush=True)
+            raise KeyboardInterrupt
+            """
+        ),
+        "devices=1 schedule=latest hang=60",
+        code=-signal.SIGINT,
+    )
+    (at,) = re.findall("interrupted at (.*)", said)
+    assert time.time() - float(at) < 30
 
 
 def test_the_program_of_the_guide(on_devices: Callable[..., str], tmp_path: Path) -> None:

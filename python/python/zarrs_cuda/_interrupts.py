@@ -1,4 +1,6 @@
-"""Ends reads that wait on Ctrl-C; `interrupted` in `python/src/writing.rs` ends calls of writers.
+"""Ends reads that wait on Ctrl-C, and lets a process end whose reads wait.
+
+`interrupted` in `python/src/writing.rs` ends calls of writers on Ctrl-C.
 
 In Python, a signal reaches the main thread alone.
 """
@@ -6,6 +8,9 @@ In Python, a signal reaches the main thread alone.
 from __future__ import annotations
 
 import _thread
+import asyncio
+import contextlib
+import contextvars
 import os
 import threading
 from queue import SimpleQueue
@@ -78,3 +83,37 @@ def interruptible[T](work: Callable[[], T]) -> T:
         raise
     _idle = worker
     return done
+
+
+async def on_thread[T](work: Callable[[], T]) -> T:
+    """Do work on a thread for which the end of the process does not wait, unlike ``asyncio.to_thread``.
+
+    Parameters
+    ----------
+    work
+        What to do. It goes on to its end if the caller is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def end(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(work)
+        except BaseException as raised:
+            error = raised
+        # The loop may be closed, if nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end, result, error)
+
+    threading.Thread(target=run, name="zarrs_cuda device reader", daemon=True).start()
+    return await future

@@ -29,6 +29,7 @@ from zarr.storage import MemoryStore, StorePath
 
 from zarrs_cuda import _devices, _frames, _gpu_reads, _gpu_writes, _settings, _strings, _turns
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
+from zarrs_cuda._interrupts import on_thread
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place
@@ -303,7 +304,7 @@ class CodecPipeline(_CodecPipeline):
         values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
         on_gpu = None if drop_axes else _gpu_reads.into_array(ours, batch, target, self._devices)
-        if on_gpu is not None and await asyncio.to_thread(on_gpu):
+        if on_gpu is not None and await on_thread(on_gpu):
             return [True] * len(batch)
         host = target if isinstance(target, np.ndarray) else np.empty(out.shape, out.dtype)
         is_quick = not ours.makes_requests and len(batch) <= _FEW and host.nbytes <= _QUICK

@@ -1,7 +1,8 @@
 """A stand-in for CuPy, over the CUDA driver that is loaded: what zarr-python and the tests use of it.
 
 As in CuPy, the device and the stream that a thread uses now belong to the thread. Work of an array is
-enqueued in the current stream, and copies to the host wait for it. ``NOTES`` has the name, the thread, the
+enqueued in the current stream of the current device, whatever the device of the array is, and copies to
+the host wait for it. ``NOTES`` has the name, the thread, the
 stream and the device of each call of the driver.
 """
 
@@ -161,6 +162,10 @@ class cuda:  # noqa: N801
     Stream, Device = Stream, Device
     get_current_stream = staticmethod(get_current_stream)
 
+    @staticmethod
+    def alloc_pinned_memory(size: int) -> PinnedMemory:
+        return PinnedMemory(size)
+
 
 class _Memory:
     """Memory of a device."""
@@ -189,6 +194,47 @@ def _pinned(size: int, device: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]
         yield address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
     finally:
         _call("cuMemFreeHost", made, device=device)
+
+
+# The sizes of the pinned memory that lives, by its addresses.
+PINNED: dict[int, int] = {}
+
+
+class PinnedMemory:
+    """Memory of the host that devices can use. CuPy keeps it in a pool, and gives it to others."""
+
+    def __init__(self, size: int) -> None:
+        assert size > 0
+        self.size, self._device = size, _thread.device
+        made = ctypes.c_void_p()
+        _call("cuMemHostAlloc", ctypes.byref(made), ctypes.c_size_t(size), 0, device=self._device)
+        self.ptr = made.value or 0
+        PINNED[self.ptr] = size
+
+    def __buffer__(self, _flags: int) -> memoryview:
+        # The memory of an array keeps this object.
+        values = (ctypes.c_uint8 * self.size).from_address(self.ptr)
+        values.owner = self
+        return memoryview(values)
+
+    def __del__(self) -> None:
+        if hasattr(self, "ptr"):
+            del PINNED[self.ptr]
+            _call("cuMemFreeHost", ctypes.c_void_p(self.ptr), device=self._device)
+
+
+class _Data:
+    """The memory of an array, from its first element on."""
+
+    def __init__(self, array: ndarray) -> None:
+        self.ptr, self._array = array.pointer, array
+
+    def copy_to_host_async(self, address: int, size: int, stream: Stream) -> None:
+        array = self._array
+        assert array.flags.c_contiguous
+        assert size == array.nbytes
+        assert any(at <= address and address + size <= at + PINNED[at] for at in PINNED), "not pinned"
+        array._copy_down(address, size, stream)
 
 
 class ndarray:  # noqa: N801
@@ -241,7 +287,7 @@ class ndarray:  # noqa: N801
 
     @property
     def data(self) -> Any:
-        return SimpleNamespace(ptr=self.pointer)
+        return _Data(self)
 
     @property
     def flags(self) -> Any:
@@ -262,7 +308,7 @@ class ndarray:  # noqa: N801
         assert not copy
         assert dl_device in (None, self.__dlpack_device__())
         assert stream != 0
-        own = get_current_stream(self.device.id)
+        own = get_current_stream()
         if stream not in (None, -1) and (stream or 0) != (own.ptr or 1):
             own.let_wait(stream or 0)
         return _capsule(self, is_versioned=max_version is not None and max_version[0] >= 1)
@@ -280,7 +326,7 @@ class ndarray:  # noqa: N801
             "data": (self.pointer if self.size else 0, False),
             "strides": self.strides,
             # The stream that is current now, and 1 for the default stream.
-            "stream": get_current_stream(self.device.id).ptr or 1,
+            "stream": get_current_stream().ptr or 1,
         }
 
     def __getitem__(self, key: Any) -> ndarray:
@@ -302,7 +348,7 @@ class ndarray:  # noqa: N801
 
     def _put(self, elements: np.ndarray[Any, Any]) -> None:
         """Set all elements, by way of the bytes between the first and the last."""
-        span, stream = self._span(), get_current_stream(self.device.id)
+        span, stream = self._span(), get_current_stream()
         if not span:
             return
         with _pinned(span, self.device.id) as (address, memory):
@@ -322,6 +368,11 @@ class ndarray:  # noqa: N801
                 stream.synchronize()
 
     def _down(self, address: int, span: int, stream: Stream) -> None:
+        self._copy_down(address, span, stream)
+        with Device(self.device.id):
+            stream.synchronize()
+
+    def _copy_down(self, address: int, span: int, stream: Stream) -> None:
         _call(
             "cuMemcpyDtoHAsync_v2",
             ctypes.c_void_p(address),
@@ -331,12 +382,10 @@ class ndarray:  # noqa: N801
             device=self.device.id,
             stream=stream.ptr,
         )
-        with Device(self.device.id):
-            stream.synchronize()
 
     def get(self) -> np.ndarray[Any, Any]:
         """Return a copy on the host, of the elements behind the work of the current stream."""
-        span, stream = self._span(), get_current_stream(self.device.id)
+        span, stream = self._span(), get_current_stream()
         if not span:
             return np.empty(self.shape, self.dtype)
         with _pinned(span, self.device.id) as (address, memory):
@@ -348,7 +397,7 @@ class ndarray:  # noqa: N801
 
     def zero_later(self) -> None:
         """Set all bytes to 0 in the current stream, and do not wait for it."""
-        stream = get_current_stream(self.device.id)
+        stream = get_current_stream()
         _call(
             "cuMemsetD8Async",
             ctypes.c_uint64(self.pointer),
@@ -403,6 +452,16 @@ def frombuffer(values: Any, dtype: Any) -> ndarray:
 
 def asnumpy(values: Any) -> np.ndarray[Any, Any]:
     return values.get() if isinstance(values, ndarray) else np.asarray(values)
+
+
+def ascontiguousarray(values: ndarray) -> ndarray:
+    """Return the elements in C order, with one axis at least."""
+    if not values.flags.c_contiguous:
+        made = empty(values.shape, values.dtype)
+        made[...] = values
+        return made
+    shape = values.shape or (1,)
+    return ndarray(shape, values.dtype, pointer=values.pointer, owner=values, device=values.device.id)
 
 
 def concatenate(values: Any) -> ndarray:
