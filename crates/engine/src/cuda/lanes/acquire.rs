@@ -13,7 +13,7 @@
 //!                           nothing to free, or an idle lane serves the next size: out of memory
 //!                       another failure: give the device up
 //!                       begin again
-//!             wait      lanes in use take up the budget
+//!             wait      lanes in use take up the budget: free the idle slabs if slabs do, and begin again
 //!             never     give the device up
 //!     some device has to be waited for: sleep until a lane is returned or freed
 //!     some device was out of memory: ask these devices for smaller lanes
@@ -25,7 +25,8 @@ use std::time::Instant;
 
 use super::acquired::AcquiredLane;
 use super::next_step::{AttemptOnDevice, AttemptOutcome, LaneStep, SizesLane, next_step};
-use super::pool::{add, in_order, known_budget, subtract, take_long_idle};
+use super::pool::{DeviceLanes, add, in_order, known_budget, subtract, take_long_idle};
+use super::slabs::most_of_slabs;
 use super::{DeviceLimits, Devices};
 use crate::contract::{BufferBytes, EngineError};
 use crate::cuda::arena::Capacity;
@@ -37,6 +38,8 @@ use crate::cuda::sizing::Sizing;
 struct LaneRequest<'a> {
     pub(super) plan: SizesLane<'a>,
     pub(super) limits: &'a DeviceLimits,
+    /// Whether the lane reads: it waits for no slab, and leaves slabs their part of the budget.
+    reads: bool,
     /// The progress of the request on each device.
     pub(super) tried: Vec<AttemptOnDevice>,
     /// The error of the device that was tried last.
@@ -45,6 +48,15 @@ struct LaneRequest<'a> {
 }
 
 impl LaneRequest<'_> {
+    /// Returns the budget of a device for the lane; `None` if the device has to be asked for its free memory.
+    fn budget(&self, of_device: &DeviceLanes) -> Option<BufferBytes> {
+        let mut budget = known_budget(of_device, self.limits)?;
+        if self.reads {
+            budget.pinned -= most_of_slabs(budget.pinned);
+        }
+        Some(budget)
+    }
+
     fn failed(&mut self, index: usize, error: EngineError) {
         self.tried[index].outcome = AttemptOutcome::Failed;
         self.last = Some(error);
@@ -53,7 +65,8 @@ impl LaneRequest<'_> {
 
 impl Devices {
     /// Acquires a lane that `plan` has sized for the budget of its device. Blocks until a lane is available.
-    /// The caller holds no other lane.
+    /// The caller holds no other lane. Only a lane that `reads` may be acquired by a thread for which holders of slabs
+    /// wait.
     ///
     /// # Errors
     /// No device that `limits` allows is usable or has enough memory.
@@ -61,6 +74,7 @@ impl Devices {
         &self,
         plan: SizesLane<'_>,
         limits: &DeviceLimits,
+        reads: bool,
     ) -> Result<(AcquiredLane<'_>, Arc<Sizing>), EngineError> {
         let open = AttemptOnDevice {
             most: usize::MAX,
@@ -69,6 +83,7 @@ impl Devices {
         let mut request = LaneRequest {
             plan,
             limits,
+            reads,
             tried: vec![open; self.devices.len()],
             last: None,
             waiting: None,
@@ -95,8 +110,10 @@ impl Devices {
             let now = Instant::now();
             let mut state = self.lock();
             let long_idle = take_long_idle(&mut state);
-            if !long_idle.is_empty() {
+            let idle_slabs = Self::take_idle_slabs(&mut state, Some(now));
+            if !long_idle.is_empty() || !idle_slabs.is_empty() {
                 drop(state);
+                self.free_slabs(idle_slabs);
                 self.free(long_idle);
                 continue;
             }
@@ -106,14 +123,20 @@ impl Devices {
                 if request.tried[index].outcome != AttemptOutcome::Open {
                     continue;
                 }
-                let Some(budget) = known_budget(of_device, request.limits) else {
+                let Some(budget) = request.budget(of_device) else {
                     drop(state);
                     if let Err(error) = self.budget(index, request.limits) {
                         request.failed(index, EngineError::Device(error));
                     }
                     continue 'again;
                 };
-                match next_step(of_device, request.plan, request.tried[index], budget, now) {
+                let slabs = if request.reads {
+                    0
+                } else {
+                    of_device.slabs.bytes
+                };
+                let tried = request.tried[index];
+                match next_step(of_device, request.plan, tried, (budget, slabs), now) {
                     LaneStep::Use(lane, sizing) => {
                         of_device.active += 1;
                         drop(state);
@@ -130,7 +153,19 @@ impl Devices {
                         }
                         continue 'again;
                     }
-                    LaneStep::Wait => wait = true,
+                    LaneStep::Wait => {
+                        let idle = if request.reads {
+                            Vec::new()
+                        } else {
+                            of_device.slabs.take_idle(None)
+                        };
+                        if !idle.is_empty() {
+                            drop(state);
+                            self.free_slabs(idle.into_iter().map(|slab| (index, slab)));
+                            continue 'again;
+                        }
+                        wait = true;
+                    }
                     LaneStep::Never(reason) => {
                         request.failed(index, EngineError::Unsuitable(reason));
                     }
@@ -208,8 +243,7 @@ impl Devices {
             let of_device = &mut state[index];
             let smaller = need.device.checked_sub(1).filter(|_| no_memory);
             let smaller = smaller.and_then(|most| {
-                let budget = known_budget(of_device, request.limits)?;
-                let budget = of_device.left(budget);
+                let budget = of_device.left(request.budget(of_device)?);
                 let device = most.min(budget.device);
                 let sizing = plan(BufferBytes { device, ..budget }).ok()?;
                 Some((most, sizing.capacity))
@@ -220,8 +254,10 @@ impl Devices {
             });
             if no_memory && leaked == BufferBytes::default() && !one_will_do {
                 let idle = std::mem::take(&mut of_device.idle);
-                if !idle.is_empty() {
+                let slabs = of_device.slabs.take_idle(None);
+                if !idle.is_empty() || !slabs.is_empty() {
                     drop(state);
+                    self.free_slabs(slabs.into_iter().map(|slab| (index, slab)));
                     self.free(idle.into_iter().map(|idle| (index, idle.lane)).collect());
                     continue;
                 }
