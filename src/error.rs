@@ -11,6 +11,25 @@ use crate::options::Backend;
 /// Encoding and decoding through zarrs return zarrs' [`CodecError`]. An
 /// [`ArrayWriter`](crate::writer::ArrayWriter) returns a
 /// [`WriterError`](crate::writer::WriterError).
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::Error;
+/// use zarrs_cuda::maintenance::Shards;
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// let shards = Shards::of(&array)?;
+/// match shards.compact(&[0, 0]) {
+///     // An update was interrupted: undo or complete it first.
+///     Err(Error::UpdatePending { .. }) => println!("{}", shards.recover(&[0, 0])?),
+///     Err(Error::Undecided { key, .. }) => println!("{key} may be right: try again with more memory"),
+///     compaction => println!("{:?}", compaction?),
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

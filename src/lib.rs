@@ -106,6 +106,24 @@ pub use registration::{Registration, register};
 /// The counters of the CUDA engine are zero if no device was ever used, and in a process that was forked
 /// after a device was used. [`ArrayReader::metrics`](reader::ArrayReader::metrics) counts the work of a
 /// reader.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// let before = zarrs_cuda::metrics();
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+///
+/// let now = zarrs_cuda::metrics();
+/// let [encoded, stored] = [
+///     now.host_encode_bytes_in - before.host_encode_bytes_in,
+///     now.host_encode_bytes_out - before.host_encode_bytes_out,
+/// ];
+/// println!("{encoded} bytes became {stored} on the host");
+/// # assert_eq!(encoded, 32 * 32 * 2);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[must_use]
 pub fn metrics() -> Metrics {
     Metrics {
@@ -145,6 +163,19 @@ pub fn warm_up(options: &Options) -> Result<(), Error> {
 /// Checks that the backend of `options` can be used. Under [`Backend::Cuda`] each array does so at its first read
 /// or write, so that it never uses the host in silence. Creates no context on a device.
 ///
+/// ```
+/// use zarrs_cuda::{Backend, Error, Options};
+///
+/// let options = Options::default().with_backend(Backend::Cuda);
+/// match zarrs_cuda::check_backend(&options) {
+///     Ok(()) => println!("shards will be encoded on a device"),
+///     Err(Error::BackendUnavailable { reason, .. }) => println!("no job without a device: {reason}"),
+///     Err(error) => return Err(error.into()),
+/// }
+/// assert!(zarrs_cuda::check_backend(&options.with_backend(Backend::Host)).is_ok());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`Error::BackendUnavailable`] if `options` or the environment ask for [`Backend::Cuda`], and no device is
 /// usable; or if a setting in the environment cannot be understood.
@@ -155,6 +186,15 @@ pub fn check_backend(options: &Options) -> Result<(), Error> {
 /// Checks that the settings of devices in `options` and in the environment can be understood, as opening an array
 /// does. Looks for no device.
 ///
+/// ```
+/// // Before a long job begins: a misspelt ZARRS_CUDA_DEVICES would be an error of its first array.
+/// let options = zarrs_cuda::Options::default();
+/// if let Err(problem) = zarrs_cuda::check_settings(&options) {
+///     eprintln!("cannot begin: {problem}");
+///     std::process::exit(2);
+/// }
+/// ```
+///
 /// # Errors
 /// The name of a setting, its value, and the values that it may have.
 pub fn check_settings(options: &Options) -> Result<(), String> {
@@ -163,6 +203,14 @@ pub fn check_settings(options: &Options) -> Result<(), String> {
 
 /// Returns whether this process was forked from a process that had looked for devices. CUDA does not work in such
 /// a process, so it uses no device.
+///
+/// ```
+/// // In a worker process, before it opens an array.
+/// if zarrs_cuda::is_forked_after_devices() {
+///     eprintln!("this worker encodes on the host: start workers by `spawn` instead of `fork`");
+/// }
+/// # assert!(!zarrs_cuda::is_forked_after_devices());
+/// ```
 #[must_use]
 pub fn is_forked_after_devices() -> bool {
     cuda::is_forked()
@@ -174,6 +222,22 @@ pub fn is_forked_after_devices() -> bool {
 /// Buffers that are idle for [`Options::with_device_idle_time`] are released without this call. The memory of
 /// the driver stays: its context and the compiled kernels. In a forked child process this function does
 /// nothing, because the memory belongs to the parent.
+///
+/// ```no_run
+/// # use zarrs::array::{ArrayBuilder, data_type};
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options};
+/// # let codec = CudaShardingCodecBuilder::new(vec![32.try_into()?; 3], &data_type::uint16())
+/// #     .options(Options::default().with_devices([0]))
+/// #     .build_arc()?;
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![128; 3], vec![64; 3], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(store, "/volume")?;
+/// array.store_chunk(&[0, 0, 0], vec![7_u16; 64 * 64 * 64])?;
+///
+/// // The application needs the memory of the device for something else now.
+/// zarrs_cuda::release_idle_memory();
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub fn release_idle_memory() {
     cuda::release_idle();
 }
@@ -188,6 +252,13 @@ pub fn release_idle_memory() {
 /// Without this call, a thread that uses a device while the process ends may be in a function of the driver
 /// when the driver shuts down. A second call changes nothing. In a process that was forked after a device was
 /// used, the function does nothing.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// // At the end of `main`, while threads of the application may still run.
+/// zarrs_cuda::shut_down_devices(Duration::from_secs(10));
+/// ```
 pub fn shut_down_devices(time: Duration) {
     cuda::shut_down(time);
 }

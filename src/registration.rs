@@ -32,6 +32,22 @@ static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mut
 ///
 /// [`ArrayBuilder::build`]: zarrs::array::ArrayBuilder::build
 ///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_metadata()?;
+/// use zarrs::array::Array;
+/// use zarrs_cuda::{Backend, Options};
+///
+/// let options = Options::default().with_backend(Backend::Host);
+/// let _registration = zarrs_cuda::register(options)?; // as long as this value lives
+/// let array = Array::open(store, "/volume")?;
+/// assert_eq!(zarrs_cuda::explain(&array)?.engine, "host");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// - [`Error::AlreadyRegistered`] while another registration is in force.
 /// - [`Error::NameTaken`] if zarrs would find another codec for the name first.
@@ -45,6 +61,17 @@ pub fn register(options: Options) -> Result<Registration, Error> {
 }
 
 /// A registration of the codec, which stays in force until this value is dropped. See [`register`].
+///
+/// ```
+/// use zarrs_cuda::{Error, Options, register};
+///
+/// let registration = register(Options::default())?;
+/// assert!(matches!(register(Options::default()), Err(Error::AlreadyRegistered)));
+/// drop(registration); // arrays that are opened from now on have zarrs' own codec
+///
+/// register(Options::default())?.leak(); // in `main`, for the life of the process
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "dropping a registration switches it off; `leak()` keeps it for the life of the process"]
 pub struct Registration {

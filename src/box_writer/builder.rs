@@ -24,6 +24,24 @@ use crate::store::shard_locks::ShardLocks;
 const UNLIMITED: u64 = 1 << 62;
 
 /// Builds a [`BoxWriter`]: see [`BoxWriter::builder`].
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::writer::BoxWriter;
+///
+/// // On a server that is far away, in little memory.
+/// let writer = BoxWriter::builder(&array)
+///     .with_requests(64)
+///     .with_memory(64 << 20)
+///     .with_progress(|report| eprint!("\r{} of {} shards", report.stored.len(), report.wanted))
+///     .build()?;
+/// writer.write(&[0..64, 0..64], &[7_u16; 64 * 64])?;
+/// # assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[63..64, 63..64])?, [7]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[must_use]
 pub struct BoxWriterBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,

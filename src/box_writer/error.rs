@@ -12,6 +12,25 @@ use crate::reader::ReaderError;
 /// An error of a [`BoxWriter`](super::BoxWriter), and the shards of the call that are stored.
 ///
 /// Each other shard of the call is old or new, so the call can be repeated.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::reader::Cancel;
+/// use zarrs_cuda::writer::BoxWriter;
+///
+/// let cancel = Cancel::new();
+/// let writer = BoxWriter::builder(&array).with_cancel(cancel.clone()).build()?;
+/// cancel.cancel(); // as from another thread
+/// if let Err(error) = writer.write(&[0..64, 0..64], &[7_u16; 64 * 64]) {
+///     println!("{}; {} shards are written", error.kind, error.report.stored.len());
+///     // The call may be repeated: it writes all shards again.
+/// }
+/// # assert!(writer.write(&[0..64, 0..64], &[7_u16; 64 * 64]).is_err());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct BoxWriterError {
@@ -63,6 +82,30 @@ impl std::error::Error for BoxWriterError {
 }
 
 /// The reason of a [`BoxWriterError`].
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::writer::{BoxWriter, BoxWriterErrorKind};
+///
+/// let writer = BoxWriter::builder(&array).build()?;
+/// // Two boxes of 2 × 2 elements, which have one element in common.
+/// let (origins, elements) = ([[0, 0], [1, 1]], [7_u16; 8]);
+/// match writer.write_boxes(&origins, &[2, 2], &elements).map_err(|error| *error.kind) {
+///     Ok(report) => println!("{report}"),
+///     // The last box is to win: writes one after the other.
+///     Err(BoxWriterErrorKind::Overlap { .. }) => {
+///         for (&[row, column], elements) in origins.iter().zip(elements.chunks(4)) {
+///             writer.write(&[row..row + 2, column..column + 2], elements)?;
+///         }
+///     }
+///     Err(error) => return Err(error.into()),
+/// }
+/// # assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[2..3, 0..3])?, [0, 7, 7]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BoxWriterErrorKind {

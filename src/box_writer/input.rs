@@ -12,6 +12,22 @@ use zarrs_cuda_engine::layout::strides;
 use zarrs_cuda_engine::memory::allocate;
 
 /// Memory with the elements of a box.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs::array::codec::Endianness;
+/// use zarrs_cuda::writer::{BoxWriter, Input};
+///
+/// // A row of three elements from a file of big-endian integers.
+/// let bytes = [0, 1, 0, 2, 0, 3];
+/// let row = Input::contiguous(&bytes).with_byte_order(Endianness::Big);
+/// BoxWriter::builder(&array).build()?.write_bytes(&[5..6, 0..3], row)?;
+/// assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[5..6, 0..3])?, [1, 2, 3]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Input<'a> {
     bytes: &'a [u8],

@@ -49,6 +49,21 @@ use crate::store::shard_locks::ShardLocks;
 
 /// The way in which a [`BoxWriter`] changes a shard that a box covers in part. The
 /// [guide](crate::guide::write) compares them.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::writer::{BoxWriter, ShardUpdate};
+///
+/// // Small boxes of large shards: writes the changed subchunks only.
+/// let writer = BoxWriter::builder(&array).with_update(ShardUpdate::InPlace).build()?;
+/// writer.write(&[0..32, 0..32], &[1_u16; 32 * 32])?;
+/// writer.write(&[0..8, 0..8], &[2_u16; 8 * 8])?;
+/// assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[7..9, 0..1])?, [2, 1]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShardUpdate {

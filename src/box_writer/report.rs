@@ -5,6 +5,22 @@ use std::fmt;
 use zarrs_storage::StoreKey;
 
 /// The shards that a call of a [`BoxWriter`](super::BoxWriter) has written. `Display` prints a summary for people.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::writer::BoxWriter;
+///
+/// let writer = BoxWriter::builder(&array).build()?;
+/// let mut elements = vec![7_u16; 32 * 64];
+/// elements.chunks_mut(64).for_each(|row| row[32..].fill(0)); // the fill value
+/// let report = writer.write(&[0..32, 0..64], &elements)?;
+/// assert_eq!((report.wanted, report.stored.len(), report.empty.len()), (2, 1, 1));
+/// println!("{} bytes for {}", report.stored_bytes, elements.len() * 2);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BoxReport {

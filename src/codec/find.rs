@@ -89,6 +89,23 @@ fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec
 
 /// Explains what happens to the shards of `array`: each stage, where it runs, and why.
 ///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::Error;
+///
+/// match zarrs_cuda::explain(&array) {
+///     Ok(explanation) => println!("{explanation}"),
+///     // It was opened before `register`, or it is not sharded.
+///     Err(Error::ForeignCodec { codec }) => println!("zarrs encodes this array by {codec}"),
+///     Err(error) => return Err(error.into()),
+/// }
+/// # assert_eq!(zarrs_cuda::explain(&array)?.shard, [32, 32]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// - [`Error::ForeignCodec`] if the array's codec is not this crate's. It is zarrs' own, if the array
 ///   was opened before [`register`](crate::register) or built with `ArrayBuilder::subchunk_shape`. Or

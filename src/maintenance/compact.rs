@@ -17,6 +17,30 @@ use crate::store::Awaited;
 use crate::store::{Blocking, Reads, Writes, now};
 
 /// The sizes of a shard before and after compaction.
+///
+/// ```
+/// # use zarrs::array::{ArrayBuilder, CodecOptions, data_type};
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
+/// # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?; 2], &data_type::uint16())
+/// #     .options(Options::default().with_write_strategy(WriteStrategy::Append))
+/// #     .build_arc()?;
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(store.clone(), "/volume")?;
+/// # let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// # for value in 1..=10_u16 {
+/// #     array.store_array_subset_opt(&[0..8, 0..8], vec![value; 64], &options)?;
+/// # }
+/// use zarrs_cuda::maintenance::Shards;
+///
+/// let shards = Shards::of(&array)?;
+/// let sizes = shards.preview_compact(&[0, 0])?.ok_or("no such shard")?;
+/// println!("{} of {} bytes can be saved", sizes.before - sizes.after, sizes.before);
+/// // No other program has put bytes into the shard.
+/// assert_eq!(sizes.unknown, 0);
+/// assert_eq!(shards.compact(&[0, 0])?, Some(sizes));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compaction {
@@ -42,6 +66,31 @@ pub struct Compaction {
 ///
 /// Nothing else may write the shard during this call: such writes would be lost.
 ///
+/// ```
+/// # use zarrs::array::{ArrayBuilder, CodecOptions, data_type};
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
+/// # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?; 2], &data_type::uint16())
+/// #     .options(Options::default().with_write_strategy(WriteStrategy::Append))
+/// #     .build_arc()?;
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(store.clone(), "/volume")?;
+/// # let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// # for value in 1..=10_u16 {
+/// #     array.store_array_subset_opt(&[0..8, 0..8], vec![value; 64], &options)?;
+/// # }
+/// use zarrs_cuda::compact;
+/// use zarrs_cuda::maintenance::ShardFormat;
+///
+/// // After some partial writes of the shard:
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let key = array.chunk_key(&[0, 0]);
+/// let sizes = compact(&*store, &key, &format)?.ok_or("no such shard")?;
+/// assert!(sizes.after < sizes.before);
+/// assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[0..1, 0..2])?, [10, 10]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// - [`Error::UpdatePending`] if an update of the shard was interrupted:
 ///   [`recover`](crate::recover) it first.
@@ -57,6 +106,24 @@ pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
 }
 
 /// Does the work of [`compact`](crate::compact()) for an asynchronous store.
+///
+/// ```
+/// # futures::executor::block_on(async {
+/// # let store = std::sync::Arc::new(zarrs::storage::store::AsyncMemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.async_store_chunk(&[0, 0], vec![7_u16; 32 * 32]).await?;
+/// use zarrs_cuda::maintenance::{ShardFormat, async_compact};
+///
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let key = array.chunk_key(&[0, 0]);
+/// let sizes = async_compact(&*store, &key, &format).await?.ok_or("no such shard")?;
+/// assert_eq!(sizes.after, sizes.before); // the shard was stored as a whole
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// The errors of [`compact`](crate::compact()).

@@ -21,6 +21,26 @@ use crate::shard::stored;
 
 /// The format of a shard: its codec, shape, data type and fill value. It is needed to understand the bytes of
 /// a shard.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::ReadableStorageTraits;
+/// use zarrs_cuda::maintenance::ShardFormat;
+///
+/// array.store_array_subset(&[0..8, 0..8], vec![7_u16; 64])?;
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let shard = store.get(&array.chunk_key(&[0, 0]))?.ok_or("no such shard")?;
+///
+/// // Finds the encoded subchunks in the bytes of a shard.
+/// let size = shard.len() as u64;
+/// let place = format.index_range(size).ok_or("the shard is shorter than its index")?;
+/// let index = &shard[usize::try_from(place.start)?..usize::try_from(place.end)?];
+/// assert_eq!(format.decode_index(index, size)?[..2], [Some(0..128), None]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ShardFormat {
     codec: Arc<CudaShardingCodec>,

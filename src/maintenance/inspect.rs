@@ -28,6 +28,30 @@ use zarrs_cuda_engine::layout::{Entries, RECORD_LEN, Record};
 /// The parts of a shard, and the place of each. All sizes and offsets are in bytes.
 ///
 /// `Display` prints a summary, a picture and a table of subchunks, for people.
+///
+/// ```
+/// # use zarrs::array::{ArrayBuilder, CodecOptions, data_type};
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
+/// # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?; 2], &data_type::uint16())
+/// #     .options(Options::default().with_write_strategy(WriteStrategy::Append))
+/// #     .build_arc()?;
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(store.clone(), "/volume")?;
+/// # let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// # for value in 1..=10_u16 {
+/// #     array.store_array_subset_opt(&[0..8, 0..8], vec![value; 64], &options)?;
+/// # }
+/// use zarrs_cuda::maintenance::Shards;
+///
+/// let inspection = Shards::of(&array)?.inspect(&[0, 0])?.ok_or("no such shard")?;
+/// println!("{inspection}"); // a picture, and a table of subchunks
+/// assert_eq!((&inspection.grid[..], inspection.decoded_size), (&[4, 4][..], Some(128)));
+/// assert_eq!(inspection.subchunks.iter().flatten().count(), 1); // the others are empty
+/// println!("{} of {} bytes are unused", inspection.size - inspection.live, inspection.size);
+/// # assert!(inspection.live < inspection.size);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -58,6 +82,25 @@ pub struct Inspection {
 }
 
 /// The place of a subchunk in the shard, as the index has it.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::ReadableStorageTraits;
+/// use zarrs_cuda::maintenance::Shards;
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// let inspection = Shards::of(&array)?.inspect(&[0, 0])?.ok_or("no such shard")?;
+/// let shard = store.get(&array.chunk_key(&[0, 0]))?.ok_or("no such shard")?;
+/// for subchunk in inspection.subchunks.iter().flatten() {
+///     let (offset, size) = (usize::try_from(subchunk.offset)?, usize::try_from(subchunk.size)?);
+///     let encoded = &shard[offset..][..size];
+///     assert_eq!((encoded.len(), subchunk.problem), (128, None));
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredSubchunk {
@@ -70,6 +113,26 @@ pub struct StoredSubchunk {
 }
 
 /// A problem of a subchunk's place.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::WritableStorageTraits;
+/// use zarrs_cuda::maintenance::{ExtentProblem, ShardFormat, Shards};
+///
+/// // A shard whose first two subchunks share 64 bytes.
+/// let mut extents = vec![None; 16];
+/// (extents[0], extents[1]) = (Some(0..128), Some(64..192));
+/// let index = ShardFormat::of(&array, &[0, 0])?.encode_index(&extents)?;
+/// store.set(&array.chunk_key(&[0, 0]), [vec![7; 192], index].concat().into())?;
+///
+/// let inspection = Shards::of(&array)?.inspect(&[0, 0])?.ok_or("no such shard")?;
+/// let problem = inspection.subchunks[1].ok_or("an empty subchunk")?.problem;
+/// assert_eq!(problem, Some(ExtentProblem::Over(0)));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExtentProblem {
@@ -83,6 +146,32 @@ pub enum ExtentProblem {
 }
 
 /// The record of an update.
+///
+/// ```
+/// # use zarrs::array::{ArrayBuilder, CodecOptions, data_type};
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
+/// # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?; 2], &data_type::uint16())
+/// #     .options(Options::default().with_write_strategy(WriteStrategy::Append))
+/// #     .build_arc()?;
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(store.clone(), "/volume")?;
+/// # let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// # for value in 1..=10_u16 {
+/// #     array.store_array_subset_opt(&[0..8, 0..8], vec![value; 64], &options)?;
+/// # }
+/// use zarrs_cuda::maintenance::Shards;
+///
+/// let inspection = Shards::of(&array)?.inspect(&[0, 0])?.ok_or("no such shard")?;
+/// for record in &inspection.records {
+///     println!("the shard grew from {} to {} bytes", record.old_end, record.new_end);
+///     if record.is_pending {
+///         println!("this update was interrupted: `recover` the shard");
+///     }
+/// }
+/// # assert!(!inspection.records.is_empty());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UpdateRecord {
@@ -103,6 +192,22 @@ pub struct UpdateRecord {
 /// whole: the index has no checksum or is broken, or an update was interrupted. A shard with a broken index
 /// is no error: it is described as far as possible.
 ///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::inspect;
+/// use zarrs_cuda::maintenance::ShardFormat;
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let inspection = inspect(&*store, &array.chunk_key(&[0, 0]), &format)?.ok_or("no such shard")?;
+/// assert_eq!((inspection.index_problem, inspection.live), (None, inspection.size));
+/// assert!(inspect(&*store, &array.chunk_key(&[1, 1]), &format)?.is_none());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid.
 /// - [`Error::Undecided`] if memory cannot be allocated to decode the index.
@@ -116,6 +221,24 @@ pub fn inspect<S: ReadableStorageTraits + ?Sized>(
 }
 
 /// Does the work of [`inspect`](crate::inspect()) for an asynchronous store.
+///
+/// ```
+/// # futures::executor::block_on(async {
+/// # let store = std::sync::Arc::new(zarrs::storage::store::AsyncMemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.async_store_chunk(&[0, 0], vec![7_u16; 32 * 32]).await?;
+/// use zarrs_cuda::maintenance::{ShardFormat, async_inspect};
+///
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let key = array.chunk_key(&[0, 0]);
+/// let inspection = async_inspect(&*store, &key, &format).await?.ok_or("no such shard")?;
+/// assert_eq!(inspection.index_problem, None);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// The errors of [`inspect`](crate::inspect()).

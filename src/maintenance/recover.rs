@@ -22,6 +22,24 @@ use crate::store::ranges::with_parts;
 use crate::store::{Blocking, Reads, Writes, now};
 
 /// The outcome of a recovery: what was found, and what was done.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::maintenance::{RecoveryOutcome, Shards};
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// match Shards::of(&array)?.recover(&[0, 0])?.outcome {
+///     RecoveryOutcome::Absent | RecoveryOutcome::Intact => {}
+///     RecoveryOutcome::Unrecoverable { reason } => {
+///         println!("restore the shard from a copy: {reason}");
+///     }
+///     outcome => println!("{}: {outcome}", outcome.name()),
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecoveryOutcome {
@@ -58,6 +76,22 @@ impl RecoveryOutcome {
 }
 
 /// The state of a subchunk after recovery.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::maintenance::{Shards, SubchunkState};
+///
+/// // One of 16 subchunks has elements.
+/// array.store_array_subset(&[0..8, 0..8], vec![7_u16; 64])?;
+/// let states = Shards::of(&array)?.recover(&[0, 0])?.subchunks;
+/// assert_eq!(states[..2], [SubchunkState::Readable, SubchunkState::Empty]);
+/// let is_lost = |state: &&SubchunkState| matches!(state, SubchunkState::Unreadable { .. });
+/// assert_eq!(states.iter().filter(is_lost).count(), 0);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SubchunkState {
@@ -73,6 +107,21 @@ pub enum SubchunkState {
 }
 
 /// The outcome of a recovery, and the state of the shard now. `Display` prints both for people.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::maintenance::{RecoveryOutcome, Shards};
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// let recovery = Shards::of(&array)?.recover(&[0, 0])?;
+/// println!("{recovery}"); // for people
+/// assert_eq!(recovery.outcome, RecoveryOutcome::Intact);
+/// assert_eq!(recovery.subchunks.len(), 16);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
@@ -139,6 +188,22 @@ impl fmt::Display for Recovery {
 /// records of updates can be forged. The [reference page](crate::guide::reference::updates#recovery) has the
 /// rules, and the promises of each [`WriteStrategy`](crate::WriteStrategy).
 ///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::maintenance::{RecoveryOutcome, ShardFormat};
+/// use zarrs_cuda::recover;
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// // After a crash, for each shard that was being written:
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let recovery = recover(&*store, &array.chunk_key(&[0, 0]), &format)?;
+/// assert_eq!(recovery.outcome, RecoveryOutcome::Intact);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid, or memory cannot be allocated.
 /// - [`Error::Undecided`] if memory cannot be allocated to decode the shard. In this case nothing was
@@ -156,6 +221,23 @@ pub fn recover<S: ReadableWritableStorageTraits + ?Sized>(
 
 /// Does the work of [`recover`](crate::recover()) for an asynchronous store. Subchunks are decoded on the
 /// polling thread and on zarrs' thread pool.
+///
+/// ```
+/// # futures::executor::block_on(async {
+/// # let store = std::sync::Arc::new(zarrs::storage::store::AsyncMemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.async_store_chunk(&[0, 0], vec![7_u16; 32 * 32]).await?;
+/// use zarrs_cuda::maintenance::{RecoveryOutcome, ShardFormat, async_recover};
+///
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let recovery = async_recover(&*store, &array.chunk_key(&[0, 0]), &format).await?;
+/// assert_eq!(recovery.outcome, RecoveryOutcome::Intact);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// The errors of [`recover`](crate::recover()).

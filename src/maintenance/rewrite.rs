@@ -26,6 +26,31 @@ use crate::store::ranges::with_parts;
 use zarrs_cuda_engine::layout::Extent;
 
 /// The bytes of a stored shard.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::ReadableStorageTraits;
+/// # array.store_chunk(&[0, 0], vec![1_u16; 32 * 32])?;
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("shard");
+/// # std::fs::write(&path, store.get(&array.chunk_key(&[0, 0]))?.ok_or("no such shard")?)?;
+/// use std::fs::File;
+/// use zarrs::array::{ArrayBytes, ArraySubset};
+/// use zarrs_cuda::maintenance::{ShardFormat, StoredShard};
+///
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let corner = (ArraySubset::from(vec![0..2, 0..2]), ArrayBytes::new_flen(vec![0xff; 2 * 2 * 2]));
+/// // Unchanged subchunks are copied from file to file.
+/// let stored = StoredShard::File(File::open(&path)?);
+/// if let Some(shard) = format.rewrite(Some(stored), [corner], &Default::default())? {
+///     shard.write_to(&mut File::create(folder.path().join("new"))?)?;
+///     assert_eq!(shard.size(), std::fs::metadata(&path)?.len());
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StoredShard {
@@ -160,6 +185,26 @@ enum Run {
 /// A shard that [`ShardFormat::rewrite`] returns. It has its changed subchunks in memory, and all subchunks
 /// if the stored shard had to be recovered. When it is written, it copies all other subchunks from the stored
 /// shard.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::WritableStorageTraits;
+/// use zarrs::array::{ArrayBytes, ArraySubset};
+/// use zarrs_cuda::maintenance::ShardFormat;
+///
+/// // There is no stored shard: all other elements are the fill value.
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let row = (ArraySubset::from(vec![0..1, 0..32]), ArrayBytes::new_flen(vec![0xff; 32 * 2]));
+/// let shard = format.rewrite(None, [row], &Default::default())?.ok_or("an empty shard")?;
+/// let bytes = shard.to_bytes()?;
+/// assert_eq!(bytes.len() as u64, shard.size());
+/// store.set(&array.chunk_key(&[0, 0]), bytes.into())?;
+/// assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[0..2, 31..32])?, [0xffff, 0]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct RewrittenShard {
     stored: Option<StoredShard>,

@@ -203,6 +203,30 @@ impl<'a, S: ?Sized> Shards<'a, S> {
 }
 
 /// The size of a shard, and its unused bytes as the index shows them.
+///
+/// ```
+/// # use zarrs::array::{ArrayBuilder, CodecOptions, data_type};
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
+/// # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?; 2], &data_type::uint16())
+/// #     .options(Options::default().with_write_strategy(WriteStrategy::Append))
+/// #     .build_arc()?;
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(store.clone(), "/volume")?;
+/// # let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// # for value in 1..=10_u16 {
+/// #     array.store_array_subset_opt(&[0..8, 0..8], vec![value; 64], &options)?;
+/// # }
+/// use zarrs_cuda::maintenance::Shards;
+///
+/// let usage = Shards::of(&array)?.usage(&[0, 0])?.ok_or("no such shard")?;
+/// match usage.unused {
+///     Some(unused) => println!("{unused} of {} bytes are unused", usage.size),
+///     None => println!("the index is invalid: `recover` the shard"),
+/// }
+/// # assert!(usage.unused.is_some_and(|unused| unused > 0));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {

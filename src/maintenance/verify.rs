@@ -17,6 +17,27 @@ use crate::store::Awaited;
 use crate::store::{Blocking, Reads, now};
 
 /// The content of a shard, and the state of each of its subchunks.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::maintenance::{Shards, SubchunkState};
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// let verification = Shards::of(&array)?.verify(&[0, 0])?.ok_or("no such shard")?;
+/// if let Some(problem) = &verification.inspection.index_problem {
+///     println!("the index is damaged: {problem}");
+/// }
+/// for (number, subchunk) in verification.subchunks.iter().enumerate() {
+///     if let SubchunkState::Unreadable { reason } = subchunk {
+///         println!("subchunk {number} is damaged: {reason}");
+///     }
+/// }
+/// # assert_eq!(verification.subchunks, [const { SubchunkState::Readable }; 16]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Verification {
@@ -28,6 +49,28 @@ pub struct Verification {
 
 /// Returns whether a decoding error says that stored bytes are wrong. If not, a store, the machine or a
 /// configuration prevented the decoding: the bytes may be right, and are not damaged.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::WritableStorageTraits;
+/// use zarrs::array::ArrayError;
+/// use zarrs_cuda::maintenance::is_damage;
+///
+/// # store.set(&array.chunk_key(&[0, 0]), vec![0; 10].into())?;
+/// match array.retrieve_chunk::<Vec<u16>>(&[0, 0]) {
+///     Err(ArrayError::CodecError(error)) if is_damage(&error) => {
+///         println!("restore the shard from a copy: {error}");
+///     }
+///     Err(error) => println!("try again: {error}"),
+///     Ok(elements) => println!("{} elements", elements.len()),
+/// }
+/// # let Err(ArrayError::CodecError(error)) = array.retrieve_chunk::<Vec<u16>>(&[0, 0]) else { panic!() };
+/// # assert!(is_damage(&error));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[must_use]
 pub fn is_damage(error: &CodecError) -> bool {
     is_about_stored_bytes(error)
@@ -39,6 +82,21 @@ pub fn is_damage(error: &CodecError) -> bool {
 /// The shard is read as a whole. Its subchunks are decoded on the host, several at once, and their checksums
 /// are compared. Nothing is changed. A broken index is no error: it makes every subchunk unreadable. A
 /// changed bit of a subchunk without a checksum may go unnoticed.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::maintenance::{ShardFormat, SubchunkState, verify};
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let key = array.chunk_key(&[0, 0]);
+/// let found = verify(&*store, &key, &format)?.ok_or("no such shard")?;
+/// assert!(found.subchunks.iter().all(|state| *state == SubchunkState::Readable));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid.
@@ -55,6 +113,24 @@ pub fn verify<S: ReadableStorageTraits + ?Sized>(
 
 /// Does the work of [`verify`](verify()) for an asynchronous store. Subchunks are decoded on the polling
 /// thread and on zarrs' thread pool.
+///
+/// ```
+/// # futures::executor::block_on(async {
+/// # let store = std::sync::Arc::new(zarrs::storage::store::AsyncMemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.async_store_chunk(&[0, 0], vec![7_u16; 32 * 32]).await?;
+/// use zarrs_cuda::maintenance::{ShardFormat, SubchunkState, async_verify};
+///
+/// let format = ShardFormat::of(&array, &[0, 0])?;
+/// let key = array.chunk_key(&[0, 0]);
+/// let found = async_verify(&*store, &key, &format).await?.ok_or("no such shard")?;
+/// assert_eq!(found.subchunks[0], SubchunkState::Readable);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// The errors of [`verify`](verify()).

@@ -8,6 +8,23 @@ use zarrs_cuda_engine::contract::BufferBytes;
 /// of a [writer](crate::writer).
 ///
 /// `Display` leaves out kinds of memory that are not used.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store, "/frames")?;
+/// use zarrs_cuda::writer::ArrayWriter;
+///
+/// let builder = ArrayWriter::builder(&array).with_host_memory(64 << 20);
+/// let estimate = builder.memory_estimate()?;
+/// println!("the writer takes {estimate}");
+/// assert!(estimate.host <= 64 << 20);
+/// if estimate.device > 0 {
+///     println!("and {} MiB of the device", estimate.device >> 20);
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {

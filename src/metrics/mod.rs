@@ -20,6 +20,18 @@ pub use memory_estimate::MemoryEstimate;
 ///
 /// `Display` is for people, and may change in any release. It prints a line for each count that is
 /// not 0.
+///
+/// ```
+/// let metrics = zarrs_cuda::metrics();
+/// for (reason, jobs) in &metrics.fallbacks {
+///     eprintln!("the host did {jobs} jobs of a device: {reason}");
+/// }
+/// for (device, reason) in &metrics.missing_devices {
+///     eprintln!("device {device} cannot be used: {reason}");
+/// }
+/// assert_eq!(metrics.mismatches, 0, "a device returned wrong results");
+/// println!("{metrics}"); // everything that happened at all
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metrics {

@@ -94,6 +94,15 @@ fn causes(error: &Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
 /// The XML of a server is replaced by its code and its message, and a page in HTML is left out, because
 /// servers repeat parts of requests in both. User names and passwords in addresses are left out, and so is
 /// the number of attempts.
+///
+/// ```
+/// use zarrs_cuda::objects::{message, object_store};
+///
+/// let answer = "error sending request for url (https://me:secret@example.org/c/0)";
+/// let error = object_store::Error::Generic { store: "S3", source: answer.into() };
+/// let line = message(&error); // for a log
+/// assert!(line.contains("example.org/c/0") && !line.contains("secret"));
+/// ```
 #[must_use]
 pub fn message(error: &Error) -> String {
     let mut text = error.to_string();

@@ -73,6 +73,23 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// Clones share the object store and the limit of requests.
 ///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::array::{ArrayBuilder, data_type};
+/// use zarrs_cuda::objects::BlockingObjectStore;
+/// use zarrs_cuda::objects::object_store::memory::InMemory;
+///
+/// // Or `AmazonS3Builder::from_env()`, by the feature `aws` of `object_store`.
+/// let bucket = Arc::new(InMemory::new());
+/// let store = Arc::new(BlockingObjectStore::new(bucket).with_requests(64.try_into()?));
+/// let array = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16)
+///     .build(store.clone(), "/volume")?;
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// let object = store.object(&array.chunk_key(&[0, 0]))?.ok_or("no such object")?;
+/// assert_eq!(object.size, 32 * 32 * 2);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// An error of the object store is a [`StorageError::IOError`], whose source is the [`object_store::Error`].
 /// Its kind is `TimedOut` if the server was not reached, `PermissionDenied` if the server refuses,

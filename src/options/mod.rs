@@ -17,6 +17,18 @@ pub use write_strategy::{CompactionRequest, WriteStrategy};
 use zarrs_cuda_engine::cuda::{DeviceLimits, HighestLevels};
 
 /// The place where shards are encoded and decoded.
+///
+/// ```
+/// use zarrs_cuda::{Backend, Options};
+///
+/// // Chooses by an estimate, among the host and the first device.
+/// let options = Options::default().with_devices([0]);
+/// assert_eq!(options.backend(), Backend::Auto);
+///
+/// // Never uses a device, whatever the environment asks for.
+/// let options = Options::default().with_backend(Backend::Host);
+/// assert!(zarrs_cuda::check_backend(&options).is_ok());
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {

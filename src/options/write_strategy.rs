@@ -11,6 +11,28 @@ use std::sync::Arc;
 /// The [guide](crate::guide::write#parts-of-shards-by-zarrs) helps to choose a strategy. The [reference
 /// page](crate::guide::reference::updates#what-is-promised) says what each strategy promises if the process
 /// dies during a write.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::array::{ArrayBuilder, data_type};
+/// # use zarrs::storage::store::MemoryStore;
+/// use zarrs::array::CodecOptions;
+/// use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
+///
+/// let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?; 2], &data_type::uint16())
+///     .options(Options::default().with_write_strategy(WriteStrategy::InPlace))
+///     .build_arc()?;
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(Arc::new(MemoryStore::new()), "/volume")?;
+/// let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// array.store_array_subset_opt(&[0..8, 0..8], vec![1_u16; 64], &options)?;
+/// let size = array.storage().size_key(&array.chunk_key(&[0, 0]))?;
+/// // The changed subchunk has the size of the old one, and takes its place.
+/// array.store_array_subset_opt(&[0..8, 0..8], vec![2_u16; 64], &options)?;
+/// # use zarrs::storage::ReadableStorageTraits;
+/// assert_eq!(array.storage().size_key(&array.chunk_key(&[0, 0]))?, size);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WriteStrategy {
@@ -53,6 +75,35 @@ impl fmt::Display for WriteStrategy {
 ///
 /// The request does not name the shard, because a codec does not know which shard it writes.
 /// [`Shards::compact_pending`](crate::maintenance::Shards::compact_pending) finds the shard.
+///
+/// ```
+/// # use std::sync::{Arc, mpsc};
+/// # use zarrs::array::{ArrayBuilder, CodecOptions, data_type};
+/// # use zarrs::storage::store::MemoryStore;
+/// # use zarrs_cuda::maintenance::Shards;
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
+/// let (send, requests) = mpsc::channel();
+/// let options = Options::default()
+///     .with_write_strategy(WriteStrategy::Append)
+///     .with_compaction_callback(move |request| {
+///         let _ = send.send(*request); // nobody listens any more: no harm
+///     });
+/// # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?; 2], &data_type::uint16()).options(options).build_arc()?;
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(Arc::new(MemoryStore::new()), "/volume")?;
+/// # let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// # for value in 1..=10_u16 {
+/// #     array.store_array_subset_opt(&[0..8, 0..8], vec![value; 64], &options)?;
+/// # }
+///
+/// // After some partial writes of an array with these options, on a thread that may take time:
+/// if let Some(request) = requests.try_iter().last() {
+///     println!("{} of {} bytes are unused", request.dead, request.size);
+///     assert_eq!(Shards::of(&array)?.compact_pending()?.len(), 1);
+/// }
+/// # assert!(Shards::of(&array)?.pending()?.is_empty());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompactionRequest {

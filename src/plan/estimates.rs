@@ -14,6 +14,20 @@ use zarrs_cuda_engine::layout::{StreamGrid, SubchunkGrid};
 /// The estimate of the host assumes that all processors are busy, since zarrs encodes several shards at once.
 ///
 /// `Display` is for people, and may change in any release.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// if let Some(estimates) = zarrs_cuda::explain(&array)?.estimates {
+///     println!("{estimates}"); // both times, for people
+///     if estimates.device.is_some_and(|device| device < estimates.host) {
+///         println!("a device is estimated to be faster");
+///     }
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Estimates {

@@ -10,6 +10,20 @@ use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
 /// The place where a stage runs.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::Place;
+///
+/// let explanation = zarrs_cuda::explain(&array)?;
+/// let on_device = |stage: &&zarrs_cuda::ExplainedStage| stage.place == Place::Cuda;
+/// let count = explanation.stages.iter().filter(on_device).count();
+/// println!("{count} of {} stages run on a device", explanation.stages.len());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
@@ -29,6 +43,17 @@ impl fmt::Display for Place {
 }
 
 /// One stage of an [`Explanation`].
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// for stage in &zarrs_cuda::explain(&array)?.stages {
+///     println!("{} on {}: {}", stage.stage, stage.place, stage.reason);
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExplainedStage {
@@ -43,6 +68,20 @@ pub struct ExplainedStage {
 /// The plan for a shard of an array: each stage, the place where it runs, and the reason.
 ///
 /// `Display` is for people, and may change in any release.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// let explanation = zarrs_cuda::explain(&array)?;
+/// println!("{} encodes, because {}", explanation.engine, explanation.why);
+/// if let Some(wait) = &explanation.first_wait {
+///     println!("the first shard waits: {wait}"); // `warm_up` does this work ahead
+/// }
+/// assert_eq!((explanation.num_subchunks, explanation.subchunk_bytes), (16, Some(128)));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {

@@ -9,6 +9,19 @@ use zarrs_cuda_engine::cuda;
 use zarrs_cuda_engine::cuda::nvcomp;
 
 /// The resources of this machine that matter for shards: devices, nvCOMP, memory.
+///
+/// ```
+/// use zarrs_cuda::{Backend, Options};
+///
+/// let options = Options::default().with_backend(Backend::Host);
+/// let machine = zarrs_cuda::machine(&options);
+/// let (can_be_kept, sentence) = machine.verdict(&options);
+/// println!("{sentence}");
+/// assert!(can_be_kept);
+/// if let Some(bytes) = machine.memory {
+///     println!("{} GiB of memory", bytes >> 30);
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Machine {
@@ -45,6 +58,18 @@ impl Machine {
 
 /// The versions of the NVIDIA driver. Its library and its kernel module may differ, for example after
 /// an update without a restart, or in a container.
+///
+/// ```no_run
+/// use zarrs_cuda::Options;
+///
+/// // Asks for a device, so the driver is loaded.
+/// let driver = zarrs_cuda::machine(&Options::default().with_devices([0])).driver;
+/// match driver.cuda {
+///     Some((major, _)) if major >= 12 => println!("the driver {:?} will do", driver.library),
+///     Some((major, minor)) => println!("the driver is for CUDA {major}.{minor}: update it"),
+///     None => println!("no driver; its kernel module: {:?}", driver.kernel_module),
+/// }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MachineDriver {
@@ -59,6 +84,18 @@ pub struct MachineDriver {
 }
 
 /// An NVIDIA GPU.
+///
+/// ```no_run
+/// use zarrs_cuda::Options;
+///
+/// // Takes the device with the most memory, among all that this process sees.
+/// let machine = zarrs_cuda::machine(&Options::default().with_all_devices());
+/// let devices = machine.devices.unwrap_or_default();
+/// let options = match devices.iter().max_by_key(|device| device.memory) {
+///     Some(device) => Options::default().with_devices([device.ordinal]),
+///     None => Options::default(),
+/// };
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MachineDevice {
@@ -74,6 +111,15 @@ pub struct MachineDevice {
 }
 
 /// The library nvCOMP.
+///
+/// ```no_run
+/// use zarrs_cuda::Options;
+///
+/// match zarrs_cuda::machine(&Options::default().with_devices([0])).nvcomp {
+///     Ok(nvcomp) => println!("nvCOMP {} of {}", nvcomp.version, nvcomp.path.display()),
+///     Err(reason) => println!("compressed shards stay on the host: {reason}"),
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MachineNvcomp {
@@ -91,6 +137,18 @@ pub struct MachineNvcomp {
 ///
 /// A device or a library that cannot be used is no error: the result has the reason. Within one process the
 /// result stays the same: a driver that is installed later is not found.
+///
+/// ```
+/// use zarrs_cuda::{Backend, Options};
+///
+/// // The host alone: neither the driver nor nvCOMP is looked for.
+/// let machine = zarrs_cuda::machine(&Options::default().with_backend(Backend::Host));
+/// match machine.devices {
+///     Ok(devices) => println!("{} devices", devices.len()),
+///     Err(reason) => println!("no device: {reason}"),
+/// }
+/// # assert!(zarrs_cuda::machine(&Options::default().with_backend(Backend::Host)).devices.is_err());
+/// ```
 #[must_use]
 pub fn machine(options: &Options) -> Machine {
     let consent = Consent::decide(options).devices;

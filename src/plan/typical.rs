@@ -6,6 +6,18 @@ use zarrs_cuda_engine::contract::{BloscStage, Cname, KnownChain, Shuffle, Stage}
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
 /// A kind of shard, and the estimated times to encode one shard of this kind.
+///
+/// ```
+/// use zarrs_cuda::{Backend, Options, TypicalShard, typical_shards};
+///
+/// let host = Options::default().with_backend(Backend::Host);
+/// let times = |kind: &TypicalShard| (kind.codec, kind.estimates.host);
+/// let slowest = typical_shards(&host).iter().map(times).max_by_key(|(_, time)| *time);
+/// if let Some((codec, time)) = slowest {
+///     println!("{codec} takes the host longest: {time:?} a shard");
+/// }
+/// # assert!(slowest.is_some());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TypicalShard {
@@ -24,6 +36,16 @@ const SUBCHUNK: [u64; 3] = [32; 3];
 
 /// Estimates the times to encode shards of 256³ elements of two bytes in subchunks of 32³, for typical inner
 /// codecs. Uses the devices that `options` allow, and makes no context on them.
+///
+/// ```
+/// use zarrs_cuda::Options;
+///
+/// // With `with_devices`, `estimates.device` has the times of a device, too.
+/// for kind in zarrs_cuda::typical_shards(&Options::default()) {
+///     println!("{:20} {}", kind.codec, kind.estimates);
+///     assert_eq!(kind.shard, [256; 3]);
+/// }
+/// ```
 #[must_use]
 pub fn typical_shards(options: &Options) -> Vec<TypicalShard> {
     shards(&Engines::of_process(options), options)

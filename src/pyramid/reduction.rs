@@ -3,6 +3,18 @@
 use zarrs_cuda_engine::reduce;
 
 /// The way in which a window of elements becomes one element of the level below.
+///
+/// ```
+/// use zarrs_cuda::writer::Reduction;
+///
+/// // Labels must not be mixed; intensities may.
+/// let reduction = |are_labels| if are_labels { Reduction::Mode } else { Reduction::Mean };
+/// assert_eq!(reduction(true).name(), "mode");
+///
+/// // By the name in a configuration.
+/// let named = Reduction::ALL.into_iter().find(|reduction| reduction.name() == "maximum");
+/// assert_eq!(named, Some(Reduction::Maximum));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {

@@ -19,6 +19,25 @@ use crate::store::files::Files;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// Builds an [`ArrayReader`]: see [`ArrayReader::builder`].
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// use zarrs_cuda::reader::ArrayReader;
+///
+/// // For many small boxes of an array that does not change, on a server that is far away.
+/// let reader = ArrayReader::builder(&array)
+///     .with_requests(64)
+///     .with_subchunk_cache(256 << 20)
+///     .build()?;
+/// reader.read::<u16>(&[0..2, 0..2])?;
+/// reader.read::<u16>(&[2..4, 2..4])?;
+/// assert_eq!(reader.metrics().subchunk_hits, 1);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[must_use]
 pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,

@@ -29,6 +29,27 @@ const WAITING: usize = 64;
 /// All elements are there when a reader returns the tensor: work that is enqueued afterwards, in any stream, finds
 /// them. The memory may be dropped on any thread, while kernels that use it are still queued. It is freed when
 /// everything that was enqueued on the device before the drop is complete.
+///
+/// ```no_run
+/// # use zarrs::array::{ArrayBuilder, data_type};
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options};
+/// # let codec = CudaShardingCodecBuilder::new(vec![32.try_into()?; 3], &data_type::uint16())
+/// #     .options(Options::default().with_devices([0]))
+/// #     .build_arc()?;
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![128; 3], vec![64; 3], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(store, "/volume")?;
+/// use zarrs_cuda::reader::ArrayReader;
+///
+/// let reader = ArrayReader::builder(&array).build()?;
+/// let tensor = reader.read_device(&[0..64, 10..20, 0..128])?;
+/// assert_eq!(tensor.shape(), [64, 10, 128]);
+/// // A kernel of the application takes this pointer; the elements are there.
+/// let (device, pointer) = (tensor.device(), tensor.pointer());
+/// # println!("{pointer:x} on device {device}");
+/// drop(tensor); // is freed when the kernels that are queued now are complete
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct DeviceTensor {
     memory: DeviceMemory,
     data_type: DataType,

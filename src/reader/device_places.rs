@@ -28,6 +28,26 @@ use zarrs_cuda_engine::layout;
 const PIECE: usize = 256 << 20;
 
 /// Memory of the application on a CUDA device, for the elements of a box.
+///
+/// ```
+/// use zarrs::storage::store::MemoryStore;
+/// use zarrs_cuda::reader::{ArrayReader, DevicePlace, ReaderError};
+///
+/// /// Reads 64 × 64 elements of uint16 to `pointer` on device 0, in the order of `stream`.
+/// ///
+/// /// # Safety
+/// /// The memory has 64 · 64 · 2 bytes. Only work in `stream`, which exists, uses the memory.
+/// unsafe fn read(
+///     reader: &ArrayReader<MemoryStore>,
+///     pointer: u64,
+///     stream: u64,
+/// ) -> Result<(), ReaderError> {
+///     let strides = vec![64 * 2, 2];
+///     let place = DevicePlace { device: 0, pointer, len: 64 * 64 * 2, strides, stream };
+///     // SAFETY: the caller keeps the conditions.
+///     unsafe { reader.read_into_device(&[[0..64, 0..64].into()], &[place]) }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePlace {
     /// The number of the device, as the driver counts in this process.

@@ -10,6 +10,26 @@ use zarrs_storage::{StorageError, StoreKey};
 ///
 /// The message of an error includes the messages of its causes. So `source` returns the first cause whose
 /// message is not included, or `None`.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::WritableStorageTraits;
+/// use zarrs_cuda::reader::{ArrayReader, ReaderError};
+///
+/// # store.set(&array.chunk_key(&[0, 0]), vec![0; 10].into())?;
+/// let reader = ArrayReader::builder(&array).build()?;
+/// match reader.read::<u16>(&[0..8, 0..8]) {
+///     Ok(elements) => println!("{} elements", elements.len()),
+///     // Other shards can still be read, and this one perhaps with fill values.
+///     Err(ReaderError::Damaged(damage)) => println!("restore {}: {damage}", damage.key),
+///     Err(error) => println!("try again: {error}"),
+/// }
+/// # assert!(matches!(reader.read::<u16>(&[0..8, 0..8]), Err(ReaderError::Damaged(_))));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ReaderError {
@@ -147,6 +167,26 @@ fn out_of_bounds(number: Option<usize>, start: &[u64], extents: &[u64], shape: &
 }
 
 /// A shard, or a subchunk of it, that cannot be decoded.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::WritableStorageTraits;
+/// # store.set(&array.chunk_key(&[0, 0]), vec![0; 10].into())?;
+/// # let reader = zarrs_cuda::reader::ArrayReader::builder(&array).with_damaged_as_fill_value(true).build()?;
+/// # let mut elements = vec![0_u16; 64 * 64];
+/// let report = reader.read_into(&array.subset_all(), &mut elements)?;
+/// for damage in &report.damaged {
+///     match damage.subchunk {
+///         Some(number) => println!("subchunk {number} of {}: {}", damage.key, damage.source),
+///         None => println!("nothing of {} can be found: {}", damage.key, damage.source),
+///     }
+/// }
+/// # assert_eq!(report.damaged[0].subchunk, None);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Damage {

@@ -5,6 +5,22 @@ use std::time::Duration;
 
 /// Counts of the work that a reader has done. [`ArrayReader::metrics`](super::ArrayReader::metrics) returns
 /// them. All counts stay 0 for an array that [zarrs reads](super::ArrayReader::is_by_zarrs).
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_array_subset(&array.subset_all(), (0..64 * 64).collect::<Vec<u16>>())?;
+/// # let reader = zarrs_cuda::reader::ArrayReader::builder(&array).build()?;
+/// let _elements: Vec<u16> = reader.read(&[0..2, 0..64])?;
+/// let metrics = reader.metrics();
+/// // Whole subchunks are read: smaller ones would fit these boxes better.
+/// println!("{} bytes were read for {}", metrics.bytes_read, metrics.bytes_wanted);
+/// assert_eq!(metrics.bytes_wanted, 2 * 64 * 2);
+/// println!("{} requests took {:?}", metrics.requests, metrics.waiting);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReaderMetrics {

@@ -146,6 +146,27 @@ pub(crate) enum DecodedBy {
 /// read and keeps its index, some elements may come from before the change and some from after it. Without a
 /// compressor the index is often the same; with a compressor, only if all subchunks are compressed to as many
 /// bytes as before.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_array_subset(&array.subset_all(), (0..64 * 64).collect::<Vec<u16>>())?;
+/// use zarrs_cuda::reader::ArrayReader;
+///
+/// // One reader for each array, for all threads.
+/// let reader = ArrayReader::builder(&array).build()?;
+/// println!("{}", reader.explain());
+/// let elements: Vec<u16> = reader.read(&[30..34, 30..34])?;
+/// assert_eq!(elements[..2], [30 * 64 + 30, 30 * 64 + 31]);
+///
+/// // Two boxes of 4 × 4 elements, into memory that is used again.
+/// let mut boxes = vec![0_u16; 2 * 4 * 4];
+/// reader.read_boxes(&[[0, 0], [30, 30]], &[4, 4], &mut boxes)?;
+/// assert_eq!(boxes[16..], elements);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct ArrayReader<TStorage: ?Sized>(Arc<Inner<TStorage>>);
 
 struct Inner<TStorage: ?Sized> {
@@ -183,6 +204,27 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReader<TStorage> {
 }
 
 /// The report of a call that read elements into an output.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # use zarrs::storage::WritableStorageTraits;
+/// use zarrs_cuda::reader::ArrayReader;
+///
+/// array.store_chunk(&[0, 0], vec![7_u16; 32 * 32])?;
+/// # store.set(&array.chunk_key(&[0, 1]), vec![0; 10].into())?; // a damaged shard
+/// let reader = ArrayReader::builder(&array).with_damaged_as_fill_value(true).build()?;
+/// let mut elements = vec![0_u16; 64 * 64];
+/// let report = reader.read_into(&array.subset_all(), &mut elements)?;
+/// for damage in &report.damaged {
+///     println!("fill values in place of {damage}");
+/// }
+/// assert_eq!(report.absent.len(), 2); // never stored, or lost
+/// # assert_eq!(report.damaged.len(), 1);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct ReadReport {

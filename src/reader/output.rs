@@ -6,6 +6,23 @@ use super::ReaderError;
 use zarrs_cuda_engine::layout;
 
 /// Memory for the elements of a box, each in the byte order of this machine.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_array_subset(&array.subset_all(), (0..64 * 64).collect::<Vec<u16>>())?;
+/// use zarrs_cuda::reader::{ArrayReader, Output};
+///
+/// let reader = ArrayReader::builder(&array).build()?;
+/// // Two rows and three columns, stored column after column.
+/// let mut columns = [0_u16; 6];
+/// let output = Output::strided(bytemuck::cast_slice_mut(&mut columns), &[2, 2 * 2]);
+/// reader.read_bytes_into(&[0..2, 0..3], output)?;
+/// assert_eq!(columns, [0, 64, 1, 65, 2, 66]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Output<'a> {
     start: *mut u8,

@@ -14,6 +14,23 @@ use zarrs_storage::ReadableStorageTraits;
 use super::{ArrayReader, ReaderError};
 
 /// The conditions under which an iterator stops to follow an array that grows.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_metadata()?;
+/// use std::time::{Duration, Instant};
+/// use zarrs_cuda::reader::{ArrayReader, Until};
+///
+/// // 48 slices, or as many as there are if none is new for some time.
+/// let until = Until::length(48).or_deadline(Instant::now() + Duration::from_secs(5));
+/// let reader = ArrayReader::builder(&array).build()?;
+/// let blocks = reader.follow::<u16>(16.try_into()?, Duration::from_millis(100), until)?;
+/// assert_eq!(blocks.count(), 3);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Until {
@@ -53,6 +70,28 @@ impl Until {
 }
 
 /// Stops iterators that follow an array, from any thread.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_metadata()?;
+/// use std::time::Duration;
+/// use zarrs_cuda::reader::{ArrayReader, Cancel, Until};
+///
+/// let cancel = Cancel::new();
+/// let until = Until::forever().or_cancel(&cancel);
+/// let reader = ArrayReader::builder(&array).build()?;
+/// let mut blocks = reader.follow::<u16>(16.try_into()?, Duration::from_millis(100), until)?;
+/// let first = blocks.next().ok_or("no slices")??;
+/// assert_eq!(first.len(), 16 * 64);
+/// cancel.cancel(); // from any thread
+/// for block in blocks {
+///     block?; // the blocks that were read ahead
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<(Mutex<bool>, Condvar)>);
 
@@ -104,6 +143,22 @@ impl Cancel {
 ///
 /// The iterator ends after an error. It belongs to the process that made it: in a forked child process it
 /// returns an error.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// use zarrs_cuda::reader::ArrayReader;
+///
+/// let reader = ArrayReader::builder(&array).build()?;
+/// let mut rows = Vec::new();
+/// for block in reader.iter_slices::<u16>(24.try_into()?)? {
+///     rows.push(block?.len() / 64); // the next block is being read meanwhile
+/// }
+/// assert_eq!(rows, [24, 24, 16]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct Slices<T> {
     blocks: Receiver<Result<Vec<T>, ReaderError>>,
     stop: Arc<AtomicBool>,

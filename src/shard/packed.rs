@@ -21,6 +21,36 @@ use zarrs_cuda_engine::layout::Extent;
 use zarrs_cuda_engine::memory::pack::pack;
 
 /// The copy of a stored shard to a shard without unused bytes.
+///
+/// ```
+/// # use zarrs::array::{ArrayBuilder, CodecOptions, data_type};
+/// # use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
+/// # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?; 2], &data_type::uint16())
+/// #     .options(Options::default().with_write_strategy(WriteStrategy::Append))
+/// #     .build_arc()?;
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0_u16);
+/// # let array = builder.array_to_bytes_codec(codec).build(store.clone(), "/volume")?;
+/// # let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// # for value in 1..=10_u16 {
+/// #     array.store_array_subset_opt(&[0..8, 0..8], vec![value; 64], &options)?;
+/// # }
+/// # use zarrs::storage::{ReadableStorageTraits, WritableStorageTraits};
+/// use zarrs_cuda::maintenance::ShardFormat;
+///
+/// let (key, format) = (array.chunk_key(&[0, 0]), ShardFormat::of(&array, &[0, 0])?);
+/// let shard = store.get(&key)?.ok_or("no such shard")?;
+/// // The index is at the end of these shards.
+/// let index = &shard[shard.len() - usize::try_from(format.index_len())?..];
+/// if let Some(packing) = format.packing(index, shard.len())? {
+///     let parts = packing.parts.iter().map(|part| &shard[part.clone()]);
+///     let packed: Vec<&[u8]> = parts.chain([&packing.index[..]]).collect();
+///     store.set(&key, packed.concat().into())?;
+/// }
+/// # assert_eq!(store.size_key(&key)?, Some(128 + format.index_len()));
+/// # assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[0..1, 0..2])?, [10, 10]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// The byte ranges of the stored shard to copy, in the order of the copy.

@@ -49,6 +49,23 @@ use crate::error::Error;
 /// another process may write meanwhile. A read sends two requests.
 ///
 /// [sharding storage transformer draft]: https://github.com/zarr-developers/zarr-specs/pull/134
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::array::{Array, ArrayBuilder, data_type};
+/// # use zarrs_cuda::storage::{BinaryFormat, ShardedStore};
+/// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let chunks = ShardedStore::new(store.clone(), "/volume", &[4, 4], BinaryFormat::Indexed)?;
+/// # let builder = ArrayBuilder::new(vec![64, 64], vec![8, 8], data_type::uint16(), 0_u16);
+/// # let array = builder.build(Arc::new(chunks), "/volume")?;
+/// # array.store_metadata()?;
+/// # array.store_chunk(&[1, 5], vec![7_u16; 64])?;
+/// let _registration = zarrs_cuda::register(zarrs_cuda::Options::default())?;
+/// // The metadata name the transformer, so zarrs needs no `ShardedStore` to read.
+/// let array = Array::open(store, "/volume")?;
+/// assert_eq!(array.retrieve_chunk::<Vec<u16>>(&[1, 5])?, [7; 64]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct ShardingTransformer {
     /// The name of the transformer in the array's metadata.

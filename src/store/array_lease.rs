@@ -241,6 +241,21 @@ fn take_object(
 /// [`Shards`](crate::maintenance::Shards) takes a lease itself on zarrs' `FilesystemStore`. Programs that
 /// compact or repair shards through other stores take a lease on files in a directory, or on objects through
 /// conditional requests. See [Leases](crate::guide::reference::streaming#leases).
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let directory = folder.path();
+/// use zarrs_cuda::maintenance::ArrayLease;
+///
+/// // The directory of the array, which has its `zarr.json`.
+/// let lease = ArrayLease::take(directory)?;
+/// if !lease.is_held() {
+///     println!("no lease: make sure that nothing else writes the array");
+/// }
+/// // Compact shards here, by a store of the application.
+/// drop(lease);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the lease is deleted when this is dropped"]
 pub struct ArrayLease {

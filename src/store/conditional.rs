@@ -4,6 +4,22 @@ use bytes::Bytes;
 use zarrs_storage::{ListableStorageTraits, StorageError, StoreKey, WritableStorageTraits};
 
 /// The version of a stored value, as its store tells it. At least one of the two members is there.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::storage::StoreKey;
+/// # use zarrs_cuda::objects::{BlockingObjectStore, object_store::memory::InMemory};
+/// # let store = BlockingObjectStore::new(Arc::new(InMemory::new()));
+/// # let key = StoreKey::new("state")?;
+/// use zarrs_cuda::writer::ConditionalStore;
+///
+/// let made = store.set_if(&key, "one".into(), None)?.ok_or("the value was there")?;
+/// println!("{:?} or {:?}", made.e_tag, made.version); // as the store tells it
+/// store.set_if(&key, "two".into(), Some(&made))?.ok_or("another process has written")?;
+/// // The value has another version now.
+/// assert_eq!(store.set_if(&key, "three".into(), Some(&made))?, None);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueVersion {
     /// The entity tag (`ETag`) of the value.
@@ -16,6 +32,31 @@ pub struct ValueVersion {
 /// value only if there is none, or replaces a value only if the value has a given version. The store checks
 /// and writes in one step, so of several processes one succeeds. A listing shows everything that was stored
 /// before it.
+///
+/// ```
+/// use zarrs::storage::{StorageError, StoreKey};
+/// use zarrs_cuda::writer::ConditionalStore;
+///
+/// /// Appends a line to the value of `key`, which several processes may do at once.
+/// fn log(store: &dyn ConditionalStore, key: &StoreKey, line: &str) -> Result<(), StorageError> {
+///     loop {
+///         let (old, version) = store.get_with_version(key)?.unzip();
+///         let new = [&old.unwrap_or_default(), line.as_bytes(), b"\n"].concat();
+///         if store.set_if(key, new.into(), version.as_ref())?.is_some() {
+///             return Ok(());
+///         }
+///     }
+/// }
+/// # use std::sync::Arc;
+/// # use zarrs::storage::ReadableStorageTraits;
+/// # use zarrs_cuda::objects::{BlockingObjectStore, object_store::memory::InMemory};
+/// # let (store, key) = (BlockingObjectStore::new(Arc::new(InMemory::new())), StoreKey::new("log")?);
+/// # for line in ["one", "two"] {
+/// #     log(&store, &key, line)?;
+/// # }
+/// # assert_eq!(store.get(&key)?.as_deref(), Some(&b"one\ntwo\n"[..]));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub trait ConditionalStore: WritableStorageTraits + ListableStorageTraits {
     /// Returns the value of `key` and its version; `None` if there is no value.
     ///

@@ -67,6 +67,20 @@ impl Drop for Scope {
 
 /// Holds the file at `path` until the turn of this thread ends. Without a turn, it does nothing.
 ///
+/// ```
+/// # use std::path::Path;
+/// use zarrs_cuda::storage::in_place;
+///
+/// /// Reads a file for a store, before a partial encoder writes parts of it.
+/// fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+///     in_place::hold(path)?; // until the encoder has written
+///     std::fs::read(path)
+/// }
+/// # let file = tempfile::NamedTempFile::new()?;
+/// # assert_eq!(read(file.path())?, b"");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::ResourceBusy`] if another process holds the file for longer than the turn may wait, or if an
 /// outer turn of this thread holds it.

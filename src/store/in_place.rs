@@ -21,6 +21,18 @@ use super::replace::{Durable, NewFile};
 ///
 /// In a turn of a partial encoder, the file is held until the turn ends.
 ///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("c/0/0");
+/// use zarrs_cuda::storage::in_place;
+///
+/// // The bytes between the parts are zeros.
+/// in_place::write(&path, &[(0, "head".into()), (6, "tail".into())], Some(folder.path()))?;
+/// in_place::write(&path, &[(0, "HE".into())], Some(folder.path()))?;
+/// assert_eq!(std::fs::read(&path)?, b"HEad\0\0tail");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// The error of the file system, or [`ErrorKind::ResourceBusy`] if another process holds the file. If the
 /// disk has no room, nothing was written, except on file systems that copy what is overwritten. After each

@@ -50,6 +50,26 @@ mod tests;
 /// other when their time is over. A forked child has no lock of its parent, but keeps the lock alive if the parent
 /// is killed and the child runs on without `exec`.
 ///
+/// ```
+/// # if cfg!(not(all(target_os = "linux", target_pointer_width = "64"))) {
+/// #     return Ok(());
+/// # }
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("c/0/0");
+/// use std::io::Write;
+/// use std::time::Duration;
+/// use zarrs_cuda::storage::{Durable, LockFile, NewFile};
+///
+/// let mut lock = LockFile::take(&path, Duration::from_secs(5))?;
+/// assert!(LockFile::try_take(&path)?.is_none()); // others wait, or do without
+/// let new = NewFile::beside(&path)?;
+/// new.file().write_all(b"a shard")?;
+/// lock.replace(new, Durable::Bytes)?;
+/// drop(lock);
+/// assert_eq!(std::fs::read(&path)?, b"a shard");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # File systems
 /// The lock is an advisory lock of an open file description (`F_OFD_SETLK`), for Linux on 64 bits.
 ///

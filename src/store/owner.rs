@@ -12,6 +12,16 @@ use twox_hash::XxHash3_64;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// A process of some machine. `Display` writes the process as text, and `FromStr` reads that text.
+///
+/// ```
+/// use zarrs_cuda::storage::{Life, Owner};
+///
+/// // A process leaves its name beside its work, and another process reads it.
+/// let name = Owner::this().to_string();
+/// let owner: Owner = name.parse().map_err(|()| "this is no process")?;
+/// assert_eq!((owner.life(), owner.process()), (Life::Runs, std::process::id()));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The identifier of the running system and of its numbering of processes; 0 if the system does not tell
@@ -23,6 +33,20 @@ pub struct Owner {
 }
 
 /// The answer to whether a process runs.
+///
+/// ```
+/// use zarrs_cuda::storage::{Life, Owner};
+///
+/// /// Returns whether the work of `owner` may be taken over.
+/// fn is_free(owner: &Owner) -> bool {
+///     match owner.life() {
+///         Life::Ended => true,
+///         Life::Runs => false,
+///         _ => false, // `Unknown`: the process may run on another machine
+///     }
+/// }
+/// assert!(!is_free(Owner::this()));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Life {

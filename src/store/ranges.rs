@@ -9,6 +9,16 @@ use zarrs_storage::{StorageError, StoreKey};
 /// Returns the bytes that `range` names in a value of `len` bytes. A store that reads parts of its values
 /// needs it.
 ///
+/// ```
+/// use zarrs::storage::byte_range::ByteRange;
+/// use zarrs_cuda::storage::within;
+///
+/// assert_eq!(within(ByteRange::Suffix(4), 10)?, 6..10);
+/// assert_eq!(within(ByteRange::FromStart(3, None), 10)?, 3..10);
+/// assert!(within(ByteRange::FromStart(8, Some(4)), 10).is_err());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`StorageError::InvalidByteRangeError`] if the range begins or ends outside of the value.
 pub fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
@@ -228,6 +238,17 @@ impl Requests {
 }
 
 /// Returns the bytes of `value` that `range` names, without copying them.
+///
+/// ```
+/// # use bytes::Bytes;
+/// use zarrs::storage::byte_range::ByteRange;
+/// use zarrs_cuda::storage::slice;
+///
+/// let value = Bytes::from_static(b"subchunks, then the index");
+/// assert_eq!(slice(&value, ByteRange::Suffix(5))?, "index");
+/// assert_eq!(slice(&value, ByteRange::FromStart(0, Some(9)))?, "subchunks");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// The errors of [`within`].

@@ -29,6 +29,18 @@ use zarrs_cuda_engine::process::per_process::PerProcess;
 const SUFFIX: &str = ".tmp";
 
 /// The part of a replaced file that outlasts a power failure.
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let root = folder.path();
+/// use zarrs_cuda::storage::{Durable, replace};
+///
+/// // A file that can be made again need not outlast a power failure.
+/// replace(&root.join("index.cache"), b"made again", Durable::No)?;
+/// // Neither these bytes nor the names `c`, `c/0` and `c/0/0` may be lost.
+/// replace(&root.join("c/0/0"), b"a shard", Durable::Below(root))?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durable<'a> {
@@ -42,6 +54,24 @@ pub enum Durable<'a> {
 }
 
 /// A new file that does not have its name yet. The file is deleted unless it is renamed.
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("c/0/0");
+/// use std::io::Write;
+/// use zarrs_cuda::storage::{Durable, NewFile};
+///
+/// let new = NewFile::beside(&path)?;
+/// new.file().write_all(b"first")?;
+/// assert!(new.create_at(&path, Durable::Bytes)?); // of several processes, one gets `true`
+///
+/// let mut new = NewFile::beside(&path)?;
+/// new.file_mut().write_all(b"second")?;
+/// assert_eq!(std::fs::read(&path)?, b"first"); // until the rename
+/// new.rename_to(&path, Durable::Bytes)?;
+/// assert_eq!(std::fs::read(&path)?, b"second");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct NewFile {
     file: File,
@@ -220,6 +250,17 @@ pub(super) fn make_directories(path: &Path) -> io::Result<Option<PathBuf>> {
 
 /// Replaces the file `path` by a file with `bytes`: see [`NewFile`].
 ///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("c/0/0");
+/// use zarrs_cuda::storage::{Durable, replace};
+///
+/// replace(&path, b"old", Durable::Bytes)?;
+/// replace(&path, b"new", Durable::Bytes)?; // a reader sees the old file or the new one
+/// assert_eq!(std::fs::read(&path)?, b"new");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// The error of the file system.
 pub fn replace(path: &Path, bytes: &[u8], durable: Durable<'_>) -> io::Result<()> {
@@ -229,6 +270,22 @@ pub fn replace(path: &Path, bytes: &[u8], durable: Durable<'_>) -> io::Result<()
 }
 
 /// The name of a temporary, which is being written or was left by a killed process.
+///
+/// ```
+/// use zarrs_cuda::storage::Unfinished;
+///
+/// // In a listing of a directory: what is left of killed writers?
+/// for name in ["zarr.json", "0.tmp"] {
+///     match Unfinished::of(name) {
+///         None => println!("{name} is complete"),
+///         Some(file) if file.is_left() => println!("{name} may be deleted"),
+///         Some(file) => println!("{} is perhaps being written", file.name),
+///     }
+/// }
+/// # let file = Unfinished::of("0.tmp").ok_or("no temporary")?;
+/// # assert!(file.name == "0" && file.owner.is_none() && !file.is_left());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished<'a> {
     /// The name that the file was to have.

@@ -7,6 +7,25 @@ use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::Reusable;
 
 /// Elements on a CUDA device, in C order, each in the byte order of the device (little-endian).
+///
+/// ```
+/// use zarrs_cuda::writer::{ArrayWriter, DeviceEvent, DeviceSlice, WriterError};
+///
+/// /// Appends the `len` bytes of a frame that kernels in `stream` make at `pointer` on device 0.
+/// ///
+/// /// # Safety
+/// /// The memory is neither written nor freed before the event has happened. `stream` exists.
+/// unsafe fn append(
+///     writer: &mut ArrayWriter,
+///     pointer: u64,
+///     len: usize,
+///     stream: u64,
+/// ) -> Result<DeviceEvent, WriterError> {
+///     let frame = DeviceSlice { device: 0, pointer, len, stream };
+///     // SAFETY: the caller keeps the conditions.
+///     unsafe { writer.append_device(&frame) }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSlice {
     /// The number of the device, as the driver counts in this process.
@@ -23,6 +42,21 @@ pub struct DeviceSlice {
 
 /// Tells when the memory of an appended [`DeviceSlice`] may be reused or freed. The event itself
 /// may be dropped before.
+///
+/// ```
+/// use zarrs_cuda::writer::{DeviceEvent, WriterError};
+///
+/// /// Returns the number of a buffer that may be written again. Each was appended with its event.
+/// fn free_buffer(events: &[DeviceEvent; 2]) -> Result<usize, WriterError> {
+///     for (number, event) in events.iter().enumerate() {
+///         if event.is_done()? {
+///             return Ok(number);
+///         }
+///     }
+///     events[0].wait()?; // it was appended first
+///     Ok(0)
+/// }
+/// ```
 pub struct DeviceEvent(pub(super) Option<Box<dyn Reusable>>);
 
 impl fmt::Debug for DeviceEvent {

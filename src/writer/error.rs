@@ -12,6 +12,29 @@ use crate::shard::error::codec_error;
 use zarrs_cuda_engine::contract::EngineError;
 
 /// An error of an [`ArrayWriter`](super::ArrayWriter).
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/frames")?;
+/// # array.store_metadata()?;
+/// use zarrs_cuda::writer::{ArrayWriter, WriterError};
+///
+/// let mut writer = ArrayWriter::builder(&array).build()?;
+/// writer.append(&[7_u16; 64 + 36])?; // a slice, and a part of the next one
+/// let report = match writer.finish() {
+///     // The instrument stopped in the middle of a slice: store what is complete.
+///     Err(WriterError::IncompleteSlice { slice, got, expected }) => {
+///         println!("slice {slice} has only {got} of {expected} bytes");
+///         writer.discard_partial_slice();
+///         writer.finish()?
+///     }
+///     result => result?,
+/// };
+/// assert_eq!(report.finished_slices, 1);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum WriterError {

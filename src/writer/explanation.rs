@@ -9,6 +9,24 @@ use crate::metrics::MemoryEstimate;
 /// [lease](crate::guide::reference::streaming#leases).
 ///
 /// `Display` is for people, and may change in any release.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/frames")?;
+/// # array.store_metadata()?;
+/// use zarrs_cuda::writer::ArrayWriter;
+///
+/// let writer = ArrayWriter::builder(&array).build()?;
+/// let explanation = writer.explain();
+/// println!("{}, because {}", explanation.engine, explanation.why);
+/// if !explanation.has_lease {
+///     println!("other programs are not refused: {}", explanation.lease);
+/// }
+/// # assert!(!explanation.has_lease);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriterExplanation {

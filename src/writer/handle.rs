@@ -13,6 +13,30 @@ use crate::metrics::MemoryEstimate;
 
 /// Appends slices along the first axis of an array: an [`ArrayWriter`](super::ArrayWriter), or a
 /// [`MultiscaleWriter`](super::MultiscaleWriter), which also writes the smaller levels of an image.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/frames")?;
+/// # array.store_metadata()?;
+/// use zarrs_cuda::writer::{Appending, ArrayWriter, Writer, WriterError};
+///
+/// /// Appends a frame of a camera, which does not wait. Drops the frame if there is no room.
+/// fn offer<W: Appending>(writer: &mut Writer<W>, frame: &[u16]) -> Result<bool, WriterError> {
+///     let rest = writer.try_append(frame)?;
+///     if !rest.is_empty() && rest.len() < frame.len() {
+///         writer.append(rest)?; // a part of the frame was appended
+///         return Ok(true);
+///     }
+///     Ok(rest.is_empty())
+/// }
+///
+/// let mut writer = ArrayWriter::builder(&array).build()?;
+/// assert!(offer(&mut writer, &[7; 64])?);
+/// # assert_eq!(writer.finish()?.finished_slices, 1);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Writer<W: Appending> {
     open: Kept<W>,

@@ -4,6 +4,26 @@ use std::fmt;
 use std::time::Duration;
 
 /// The amounts of data that a writer has appended, encoded and stored until now.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/frames")?;
+/// # array.store_metadata()?;
+/// use zarrs_cuda::writer::ArrayWriter;
+///
+/// let mut writer = ArrayWriter::builder(&array).build()?;
+/// writer.append(&[7_u16; 20 * 64])?;
+/// writer.flush()?; // a shard has 16 slices
+/// let progress = writer.progress();
+/// assert_eq!((progress.appended_slices, progress.covered_slices), (20, 16));
+/// assert_eq!(progress.at_risk, 4); // a kill would lose these
+/// if progress.waits > 0 {
+///     println!("the input waited {:?} for the encoder or the store", progress.waiting);
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Progress {
@@ -64,6 +84,25 @@ impl Progress {
 }
 
 /// The results of a writer. `Display` prints a summary for people.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/frames")?;
+/// # array.store_metadata()?;
+/// use zarrs_cuda::writer::ArrayWriter;
+///
+/// let mut writer = ArrayWriter::builder(&array).build()?;
+/// writer.append(&[7_u16; 20 * 64])?;
+/// let report = writer.finish()?;
+/// println!("{report}"); // for people
+/// assert_eq!((report.finished_slices, report.shards), (20, 2));
+/// if report.waiting > report.elapsed / 2 {
+///     println!("the {} engine or the store is too slow for this input", report.engine);
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct WriterReport {

@@ -21,6 +21,27 @@ use crate::store::files::directory_of;
 
 /// Builds a writer: an [`ArrayWriter`](super::ArrayWriter) or a [`MultiscaleWriter`](super::MultiscaleWriter).
 /// The [guide](crate::guide::tuning#writer-settings) says when to change which setting.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/frames")?;
+/// # array.store_metadata()?;
+/// use std::time::Duration;
+/// use zarrs_cuda::writer::{ArrayWriter, Resume};
+///
+/// let mut writer = ArrayWriter::builder(&array)
+///     .with_start(Resume) // behind the last slice, wherever in a shard that is
+///     .with_host_memory(1 << 30) // for the buffers of all writers
+///     .with_metadata_interval(Duration::from_millis(200)) // followers see slices soon
+///     .with_progress_callback(|progress| eprint!("\r{} slices", progress.covered_slices))
+///     .build()?;
+/// writer.append(&[7_u16; 20 * 64])?;
+/// writer.finish()?;
+/// # assert_eq!(zarrs::array::Array::open(store, "/frames")?.shape(), [20, 64]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[must_use]
 pub struct WriterBuilder<TStorage: ?Sized, Target> {
     pub(crate) array: Array<TStorage>,

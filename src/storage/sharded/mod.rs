@@ -26,6 +26,18 @@ use crate::store::Reads;
 const DEFAULT_INDEX_CACHE: usize = 64 << 20;
 
 /// The binary format of a shard: how its chunks lie in its bytes.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # let files = Arc::new(zarrs::storage::store::MemoryStore::new());
+/// use zarrs_cuda::storage::{BinaryFormat, ShardedStore};
+///
+/// // With a checksum of the index, unless readers know only the draft's first format.
+/// let format = BinaryFormat::IndexedCrc32c;
+/// let chunks = ShardedStore::new(files, "/volume", &[4, 4], format)?;
+/// assert_eq!(chunks.format().name(), "indexed_crc32c");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BinaryFormat {

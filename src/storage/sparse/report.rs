@@ -3,6 +3,25 @@
 use std::fmt;
 
 /// The result of the consolidation of a shard.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_metadata()?;
+/// # let sparse = std::sync::Arc::new(zarrs_cuda::storage::SparseShardStore::open(store, "/volume")?);
+/// # let subchunks = zarrs::array::Array::open(sparse.clone(), "/volume")?;
+/// subchunks.store_chunk(&[0, 0], vec![1_u16; 8 * 8])?;
+/// subchunks.store_chunk(&[0, 1], vec![2_u16; 8 * 8])?;
+/// let packed = sparse.consolidate(&[0, 0])?.ok_or("nothing is stored beside the shard")?;
+/// assert_eq!((packed.subchunks, packed.before), (2, 0));
+/// if packed.invalid > 0 {
+///     println!("{} objects were left by writers that died", packed.invalid);
+/// }
+/// # assert!(packed.after > 2 * 128);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Consolidation {
@@ -23,6 +42,23 @@ pub struct Consolidation {
 }
 
 /// The progress of a consolidation of many shards, and its results until now.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![64, 64], vec![32, 32], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/volume")?;
+/// # array.store_metadata()?;
+/// # let sparse = std::sync::Arc::new(zarrs_cuda::storage::SparseShardStore::open(store, "/volume")?);
+/// # let subchunks = zarrs::array::Array::open(sparse.clone(), "/volume")?;
+/// subchunks.store_chunk(&[0, 0], vec![1_u16; 8 * 8])?;
+/// subchunks.store_chunk(&[7, 7], vec![2_u16; 8 * 8])?;
+/// let progress = sparse.consolidate_all(&|progress| {
+///     eprint!("\r{} of {} shards", progress.done, progress.shards);
+/// })?;
+/// assert_eq!((progress.done, progress.sum.subchunks), (2, 2));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConsolidationProgress {
