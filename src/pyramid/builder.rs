@@ -28,6 +28,25 @@ use zarrs_cuda_engine::contract::stream::ReducedFrom;
 use zarrs_cuda_engine::process::account::Reservation;
 
 /// Builds a [`MultiscaleWriter`]. [`MultiscaleWriter::builder`] returns a builder.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store, "/image/0")?;
+/// use zarrs_cuda::writer::{Axis, MultiscaleWriter, Reduction};
+///
+/// let builder = MultiscaleWriter::builder(&array)
+///     .with_axes([Axis::space("y"), Axis::space("x")])
+///     .with_levels(3)
+///     .with_reduction(Reduction::Maximum);
+/// let levels = builder.levels()?; // stores nothing
+/// assert_eq!(levels.len(), 3);
+/// assert_eq!((levels[2].path().as_str(), levels[2].shape()), ("/image/2", &[0, 16][..]));
+/// let mut writer = builder.build()?;
+/// # writer.finish()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub type MultiscaleBuilder<TStorage> = WriterBuilder<TStorage, AllLevels>;
 
 /// The settings that only a writer of an image has, and not a writer of one array.

@@ -32,6 +32,24 @@ use super::stream::Stream;
 ///
 /// A writer belongs to the process that built it. In a forked child every append is an error, and
 /// dropping the writer does nothing.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/frames")?;
+/// # array.store_metadata()?;
+/// use zarrs_cuda::writer::ArrayWriter;
+///
+/// // The array has the shape (0, 64), and shards of (16, 64).
+/// let mut writer = ArrayWriter::builder(&array).build()?;
+/// for n in 0..20_u16 {
+///     writer.append(&[n; 64])?;
+/// }
+/// let report = writer.finish()?;
+/// assert_eq!((report.finished_slices, report.shards), (20, 2));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub type ArrayWriter = Writer<Stream>;
 
 impl ArrayWriter {

@@ -35,6 +35,29 @@ use zarrs_cuda_engine::memory::buffers::{Contents, Pool};
 use zarrs_cuda_engine::process::account::{Debtor, Reservation};
 
 /// Builds an [`ArrayWriter`]. [`ArrayWriter::builder`] returns a builder.
+///
+/// ```
+/// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
+/// # builder.subchunk_shape(vec![4, 16]);
+/// # let array = zarrs_cuda::build_sharded(builder, store.clone(), "/frames")?;
+/// # array.store_metadata()?;
+/// use std::time::Duration;
+/// use zarrs::storage::ReadableWritableStorageTraits;
+/// use zarrs_cuda::writer::{ArrayWriter, ArrayWriterBuilder};
+///
+/// /// Sets the limits that all streams of an application have in common.
+/// fn limited<S>(builder: ArrayWriterBuilder<S>) -> ArrayWriterBuilder<S>
+/// where
+///     S: ReadableWritableStorageTraits + 'static,
+/// {
+///     builder.with_host_memory(256 << 20).with_flush_after(Duration::from_secs(5))
+/// }
+///
+/// let builder = limited(ArrayWriter::builder(&array));
+/// assert!(builder.memory_estimate()?.host <= 256 << 20);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub type ArrayWriterBuilder<TStorage> = WriterBuilder<TStorage, OneArray>;
 
 impl ArrayWriter {
