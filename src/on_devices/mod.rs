@@ -10,7 +10,6 @@
 
 mod choice;
 mod conformance;
-mod copies;
 mod foreign;
 #[allow(unsafe_code)]
 mod images;

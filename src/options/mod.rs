@@ -382,8 +382,7 @@ impl Options {
     /// A batch keeps the device busy if it has four chunks of the compressor for each multiprocessor. A chunk
     /// is a subchunk or, with Blosc, a block of it. The levels of an image share the largest default.
     ///
-    /// The memory is shared like [device memory](Self::with_device_memory). It is allocated when it is needed. Files that
-    /// are read into the memory of a device take at most half of it, and the buffers of such reads take the rest at most.
+    /// The memory is shared like [device memory](Self::with_device_memory). It is allocated when it is needed.
     #[must_use]
     pub fn with_pinned_memory(mut self, bytes: usize) -> Self {
         self.pinned_memory = Some(bytes);

@@ -10,7 +10,7 @@ use zarrs_cuda_engine::contract::{
     BoxToPlace, DeviceArray, EncodedBytes, EngineError, KnownChain, ShardJob,
 };
 use zarrs_cuda_engine::cuda::{
-    CudaReads, DeviceBuffer, HandOver, Next, PinnedSlab, SubchunkToPlace, check_decoding,
+    CudaReads, DeviceBuffer, HandOver, Next, SubchunkToPlace, check_decoding,
 };
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -36,22 +36,6 @@ pub(crate) struct DeviceReads {
 /// A subchunk that was prepared for a device.
 #[derive(Debug)]
 pub(crate) struct ReadySubchunk(SubchunkToPlace);
-
-/// Page-locked memory into which encoded bytes are read.
-#[derive(Debug)]
-pub(crate) struct DeviceSlab(PinnedSlab);
-
-impl DeviceSlab {
-    /// Returns the bytes to fill.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.bytes_mut()
-    }
-
-    /// Returns the bytes, which are not written any more.
-    pub(crate) fn into_bytes(self) -> EncodedBytes {
-        EncodedBytes::new(self.0)
-    }
-}
 
 /// Memory of a device. It is freed some time after it is dropped, when nothing on the device can use it any more.
 #[derive(Debug)]
@@ -220,16 +204,6 @@ impl DeviceReads {
     /// Returns whether the caller decodes the subchunks, and [`prepare`](Self::prepare) takes their elements in C order.
     pub(crate) fn is_foreign(&self) -> bool {
         self.is_foreign
-    }
-
-    /// Returns page-locked memory for `len` encoded bytes that the device gets; `None` if it does not get them, or if there
-    /// is no room now: see [`CudaReads::slab`].
-    pub(crate) fn slab(&self, len: usize) -> Option<DeviceSlab> {
-        // The elements that the caller decodes are in other memory.
-        if self.is_foreign {
-            return None;
-        }
-        self.reads.slab(len).map(DeviceSlab)
     }
 
     /// Allocates `len` bytes of the device's memory.

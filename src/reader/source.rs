@@ -1,26 +1,13 @@
 //! Sources of the bytes of shards: any store, or files.
 
-use std::ops::Range;
-
 use bytes::Bytes;
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::threads::Later;
-use crate::plan::DeviceReads;
 use crate::store::Reads;
 use crate::store::files::{File, Files};
 use crate::store::parts::RangeCost;
-use zarrs_cuda_engine::contract::EncodedBytes;
-
-/// The memory into which a source reads, if it does not return memory of its own.
-#[derive(Debug)]
-pub(super) enum ReadInto<'b> {
-    /// A buffer that the thread uses again.
-    Buffer(&'b mut Vec<u8>),
-    /// Memory from which a device gets the bytes: page-locked memory, if there is some.
-    Device(&'b DeviceReads),
-}
 
 /// Bytes that a source returned.
 #[derive(Debug)]
@@ -28,19 +15,6 @@ pub(super) enum FetchedBytes<'b> {
     /// The bytes are in a buffer that the thread uses again.
     Buffer(&'b [u8]),
     Value(Bytes),
-    Shared(EncodedBytes),
-}
-
-impl FetchedBytes<'_> {
-    /// Returns the bytes `range`, which other threads may keep; `None` if there are fewer. Copies only what is in a
-    /// [buffer](Self::Buffer).
-    pub(super) fn part(&self, range: Range<usize>) -> Option<EncodedBytes> {
-        match self {
-            Self::Buffer(bytes) => Some(EncodedBytes::new(bytes.get(range)?.to_vec())),
-            Self::Value(bytes) => EncodedBytes::new(bytes.clone()).part(range),
-            Self::Shared(bytes) => bytes.part(range),
-        }
-    }
 }
 
 impl AsRef<[u8]> for FetchedBytes<'_> {
@@ -48,7 +22,6 @@ impl AsRef<[u8]> for FetchedBytes<'_> {
         match self {
             Self::Buffer(bytes) => bytes,
             Self::Value(bytes) => bytes,
-            Self::Shared(bytes) => bytes.get(),
         }
     }
 }
@@ -75,7 +48,7 @@ pub(super) trait ShardSource: Sync {
         &'a self,
         shard: &'a Self::Shard,
         ranges: &'a [ByteRange],
-        into: ReadInto<'a>,
+        buffer: &'a mut Vec<u8>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>>;
 
     /// Returns the time that one more range of a request takes. The request is for bytes from `offset` on.
@@ -109,7 +82,7 @@ impl<R: Reads> ShardSource for Store<R> {
         &'a self,
         shard: &'a StoreKey,
         ranges: &'a [ByteRange],
-        _into: ReadInto<'a>,
+        _buffer: &'a mut Vec<u8>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async {
             let values = self.reads.get_ranges(shard, ranges.to_vec()).await?;
@@ -126,7 +99,7 @@ impl<R: Reads> ShardSource for Store<R> {
     }
 }
 
-/// Reads files into a buffer of the thread that decodes them, or into memory for a device.
+/// Reads files into a buffer of the thread that decodes them.
 impl ShardSource for Files {
     type Shard = File;
 
@@ -150,20 +123,11 @@ impl ShardSource for Files {
         &'a self,
         shard: &'a File,
         ranges: &'a [ByteRange],
-        into: ReadInto<'a>,
+        buffer: &'a mut Vec<u8>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async {
-            let read: Vec<FetchedBytes<'_>> = match into {
-                ReadInto::Buffer(buffer) => {
-                    let read = shard.read(ranges, buffer)?;
-                    read.into_iter().map(FetchedBytes::Buffer).collect()
-                }
-                ReadInto::Device(reads) => {
-                    let read = read_for_device(shard, ranges, reads)?;
-                    read.into_iter().map(FetchedBytes::Shared).collect()
-                }
-            };
-            Ok(Some(read))
+            let read = shard.read(ranges, buffer)?;
+            Ok(Some(read.into_iter().map(FetchedBytes::Buffer).collect()))
         })
     }
 
@@ -178,34 +142,4 @@ impl ShardSource for Files {
     fn size<'a>(&'a self, shard: &'a File) -> Later<'a, Result<Option<u64>>> {
         Box::pin(async { shard.size().map(Some) })
     }
-}
-
-/// Reads ranges of a file into page-locked memory, or into other new memory if there is none. Returns the bytes of each
-/// range.
-fn read_for_device(
-    shard: &File,
-    ranges: &[ByteRange],
-    reads: &DeviceReads,
-) -> Result<Vec<EncodedBytes>> {
-    let (ranges, len) = shard.find(ranges)?;
-    let all = if let Some(mut slab) = reads.slab(len) {
-        shard.read_to(&ranges, slab.bytes_mut())?;
-        slab.into_bytes()
-    } else {
-        let mut buffer = Vec::new();
-        let reserved = buffer.try_reserve_exact(len);
-        reserved.map_err(|_| shard.no_memory(len as u64))?;
-        buffer.resize(len, 0);
-        shard.read_to(&ranges, &mut buffer)?;
-        EncodedBytes::new(buffer)
-    };
-    let mut start = 0;
-    let parts = ranges.iter().map(|range| {
-        // The lengths fit, because their sum does.
-        let end = start + usize::try_from(range.end - range.start).unwrap_or(0);
-        let part = all.part(start..end);
-        start = end;
-        part.ok_or_else(|| shard.no_memory(len as u64))
-    });
-    parts.collect()
 }

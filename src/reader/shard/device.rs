@@ -50,23 +50,24 @@ impl<S: ShardSource> Attempt<'_, S> {
     }
 
     /// Prepares the encoded `subchunks` for the device, or their elements if the host decodes them.
-    pub(super) fn prepare<'p>(
+    pub(super) fn prepare(
         &self,
         sink: &DeviceSink<'_>,
-        subchunks: impl IntoIterator<Item = (WantedSubchunk<'p>, EncodedBytes)>,
+        subchunks: &[(WantedSubchunk<'_>, &[u8])],
     ) -> Result<(), ReaderError> {
         let validate = self.call.settings.codec_options.validate_checksums();
-        for (touched, bytes) in subchunks {
+        for &(touched, bytes) in subchunks {
             let number = touched.number();
             let tag = sink.tag(&self.shard.key, number);
             let boxes = self.boxes(sink, touched);
             let wanted = count(&boxes);
             let ready = decoding(|| {
                 let bytes = if sink.reads().is_foreign() {
-                    EncodedBytes::new(self.elements(number, bytes.get())?)
+                    self.elements(number, bytes)?
                 } else {
-                    bytes
+                    copied(bytes)?
                 };
+                let bytes = EncodedBytes::new(bytes);
                 let tag = (tag, number);
                 sink.reads().prepare(tag, bytes, boxes, validate)
             });
@@ -119,7 +120,7 @@ fn count(boxes: &[BoxToPlace]) -> usize {
         .sum()
 }
 
-/// Returns a copy of `bytes`, which are in a buffer of the codecs.
+/// Returns a copy of `bytes`, which are in a buffer that the thread uses again.
 fn copied(bytes: &[u8]) -> Result<Vec<u8>, EngineError> {
     let mut copy = Vec::new();
     let reserved = copy.try_reserve_exact(bytes.len());

@@ -14,7 +14,7 @@ use super::{ReadCall, ShardToRead};
 use crate::reader::ReaderError;
 use crate::reader::cache::Index;
 use crate::reader::metrics::add;
-use crate::reader::source::{FetchedBytes, ReadInto, ShardSource};
+use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::shard::reading::check_memory;
 
 impl<S: ShardSource> ReadCall<'_, S> {
@@ -45,8 +45,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         let range = [index.byte_range()];
         let mut buffer = take_buffer();
         let len = index.len() as u64;
-        let into = ReadInto::Buffer(&mut buffer);
-        let read = match self.request(opened, &range, len, into).await {
+        let read = match self.request(opened, &range, len, &mut buffer).await {
             Ok(read) => read,
             Err(error) if got_no_answer(&error) => return Err(store_error(shard, error)),
             Err(error) => {
@@ -84,10 +83,10 @@ impl<S: ShardSource> ReadCall<'_, S> {
         opened: &'b S::Shard,
         ranges: &'b [ByteRange],
         bytes: u64,
-        into: ReadInto<'b>,
+        buffer: &'b mut Vec<u8>,
     ) -> Result<Option<Vec<FetchedBytes<'b>>>, StorageError> {
         let begin = Instant::now();
-        let read = self.source.read(opened, ranges, into).await;
+        let read = self.source.read(opened, ranges, buffer).await;
         self.counters.waited(begin.elapsed());
         add(&self.counters.requests, 1);
         add(&self.counters.ranges, ranges.len());

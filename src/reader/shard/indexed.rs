@@ -14,12 +14,12 @@ use super::{Attempt, ReadCall, Stop, lock};
 use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;
 use crate::reader::metrics::add;
-use crate::reader::source::{FetchedBytes, ReadInto, ShardSource};
+use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::reader::threads::Later;
 use crate::reader::{OutputPlace, ReaderError};
 use crate::shard::reading::{check_last_bytes, last_bytes};
 use crate::store::parts::{PartToRead, PartsToRead, RangeCost};
-use zarrs_cuda_engine::contract::{EncodedBytes, EngineError, NeighbourSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 
 /// A subchunk that is to be read.
 #[derive(Clone)]
@@ -236,8 +236,10 @@ impl<S: ShardSource> Indexed<'_, S> {
         }
         let mut buffer = Vec::new();
         let len = ranges.len() as u64;
-        let into = ReadInto::Buffer(&mut buffer);
-        let read = (self.attempt.call).request(self.opened, &ranges, len, into);
+        let read = self
+            .attempt
+            .call
+            .request(self.opened, &ranges, len, &mut buffer);
         let error = match read.await {
             Ok(None) => return Err(Stop::Changed),
             Ok(read) => match check_last_bytes(ranges.len(), read) {
@@ -288,11 +290,10 @@ impl<S: ShardSource> Indexed<'_, S> {
             bytes += self.index.encoded.len() as u64;
         }
         let mut buffer = take_buffer();
-        let into = match self.attempt.call.place {
-            OutputPlace::Device(sink) => ReadInto::Device(sink.reads()),
-            OutputPlace::Host(_) => ReadInto::Buffer(&mut buffer),
-        };
-        let read = (self.attempt.call).request(self.opened, &ranges, bytes, into);
+        let read = self
+            .attempt
+            .call
+            .request(self.opened, &ranges, bytes, &mut buffer);
         let read = read.await;
         let counters = self.attempt.call.counters;
         add(&counters.subchunks_read, group.len());
@@ -342,23 +343,6 @@ impl<S: ShardSource> Indexed<'_, S> {
         parts: &PartsToRead,
         read: &[FetchedBytes<'_>],
     ) -> Result<(), ReaderError> {
-        if let OutputPlace::Device(sink) = self.attempt.call.place {
-            let bytes_of = |range: &Range<usize>| {
-                let range = range.start as u64..range.end as u64;
-                if range.is_empty() {
-                    return Some(EncodedBytes::new([]));
-                }
-                let (at, place) = parts.place_of(read, &range)?;
-                read.get(at)?.part(place)
-            };
-            let mut subchunks = Vec::with_capacity(group.len());
-            for SubchunkToRead { touched, part } in group {
-                let bytes = bytes_of(part.extent()).ok_or_else(|| self.other_bytes())?;
-                subchunks.push((*touched, bytes));
-            }
-            subchunks.sort_unstable_by_key(|(touched, _)| touched.number());
-            return self.attempt.prepare(sink, subchunks);
-        }
         let bytes_of = |range: Range<u64>| {
             let bytes = parts.bytes_of(read, &range);
             bytes.ok_or_else(|| self.other_bytes())

@@ -47,7 +47,6 @@ pub struct Counters {
     subchunks_on_host: AtomicU64,
     subchunks_read: AtomicU64,
     subchunks_read_on_host: AtomicU64,
-    read_bytes_copied: AtomicU64,
     coded_bytes: CodedBytesCounter,
     batches_checked: AtomicU64,
     mismatches: AtomicU64,
@@ -111,10 +110,6 @@ impl Counters {
             .fetch_add(nanoseconds(time), Ordering::Relaxed);
     }
 
-    pub(super) fn is_lane_waited_for(&self) -> bool {
-        self.lanes_waiting.load(Ordering::Relaxed) > 0
-    }
-
     pub(super) fn batch_halved(&self) {
         self.batches_halved.fetch_add(1, Ordering::Relaxed);
     }
@@ -132,12 +127,6 @@ impl Counters {
     /// Counts a subchunk that the host decoded for the memory of a device.
     pub(super) fn read_on_host(&self) {
         self.subchunks_read_on_host.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts encoded bytes that the host has copied to page-locked memory for a read.
-    pub(super) fn copied_for_read(&self, bytes: usize) {
-        self.read_bytes_copied
-            .fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn batch_checked(&self) {
@@ -201,7 +190,6 @@ impl Counters {
             subchunks_on_host: count(&self.subchunks_on_host),
             subchunks_read: count(&self.subchunks_read),
             subchunks_read_on_host: count(&self.subchunks_read_on_host),
-            read_bytes_copied: count(&self.read_bytes_copied),
             coded_bytes: self.coded_bytes.snapshot(),
             batches_checked: count(&self.batches_checked),
             mismatches: count(&self.mismatches),

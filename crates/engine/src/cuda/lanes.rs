@@ -7,7 +7,6 @@
 //! | `acquire` | the steps from a request to a lane: begins with a list of them |
 //! | `acquired` | a lane in use, which goes back to the pool on drop |
 //! | `janitor` | the thread that frees idle lanes and spare memory |
-//! | `slabs` | page-locked memory for encoded bytes that readers read, beside the lanes |
 //! | `shut_down` | the end of the use of all devices, before the process ends |
 
 mod acquire;
@@ -16,7 +15,6 @@ mod janitor;
 mod next_step;
 mod pool;
 mod shut_down;
-mod slabs;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -393,7 +391,7 @@ impl Devices {
         }
     }
 
-    /// Frees all idle lanes and slabs, and lets a thread free the spare memory. Lanes and slabs in use stay.
+    /// Frees all idle lanes, and lets a thread free the spare memory. Lanes in use stay.
     pub fn release_idle(&self) {
         if self.process.forked() {
             return;
@@ -402,16 +400,12 @@ impl Devices {
         self.release_idle_lanes();
     }
 
-    /// Frees all idle lanes and slabs.
+    /// Frees all idle lanes.
     fn release_idle_lanes(&self) {
         let mut idle = Vec::new();
-        let mut state = self.lock();
-        for (index, of_device) in state.iter_mut().enumerate() {
+        for (index, of_device) in self.lock().iter_mut().enumerate() {
             idle.extend(of_device.idle.drain(..).map(|idle| (index, idle.lane)));
         }
-        let slabs = Self::take_idle_slabs(&mut state, None);
-        drop(state);
-        self.free_slabs(slabs);
         self.free(idle);
     }
 
@@ -487,7 +481,6 @@ impl Devices {
         let mut used = BufferBytes::default();
         for of_device in self.lock().iter() {
             add(&mut used, of_device.used);
-            used.pinned += of_device.slabs.bytes;
         }
         used
     }

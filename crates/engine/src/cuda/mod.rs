@@ -24,7 +24,6 @@
 //! | `lanes` | the lanes of all devices, under their budgets |
 //! | `copiers` | threads that copy between the caller's memory and pinned memory |
 //! | `numa` | the nodes of a machine, and copiers for those that have devices |
-//! | `slab` | page-locked memory that readers fill, and from which a lane copies |
 //! | `session` | a lane in use: free events, times of stages |
 //! | `transfers` | the rings of pinned memory, to the device and back |
 //! | `enqueue`, `compress`, `decompress` | batches of subchunks through the kernels |
@@ -93,8 +92,6 @@ mod rows_box;
 pub mod session;
 pub mod sizing;
 #[allow(unsafe_code)]
-mod slab;
-#[allow(unsafe_code)]
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -116,7 +113,6 @@ pub use lanes::{DeviceLimits, Devices};
 pub use metrics::DeviceMetrics;
 pub use read::{CudaReads, DeviceBuffer, HandOver, Next, SubchunkToPlace};
 pub use sizing::Compressors;
-pub use slab::PinnedSlab;
 
 use crate::error::{DriverError, Fault};
 

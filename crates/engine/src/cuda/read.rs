@@ -1,11 +1,10 @@
 //! Reads subchunks into the memory of a device.
 //!
 //! ```text
-//! caller's threads      bytes of a file -> slab, or other memory            `slab`
-//!                       encoded subchunk -> frame, content or an error      `prepare`: parse, compare checksums
+//! caller's threads      encoded subchunk -> frame, content or an error      `prepare`: parse, compare checksums
 //! caller's thread, in a lane:
 //!     for each batch of subchunks, of any shards
-//!         encoded subchunks -> device                     stream `up`; through pinned memory, if they are in no slab
+//!         encoded subchunks -> pinned -> device           stream `up`
 //!         encoded bytes -> slots                          a stream of kernels: split, decompression, checksums
 //!         statuses, sizes, verdicts -> pinned             stream `down`
 //!         subchunks that failed, by the host -> slots     the same streams
@@ -38,7 +37,6 @@ use super::eligible::check_elements;
 use super::engine::CudaEngine;
 use super::kernels::place::PlaceLayout;
 use super::sizing::ShardKind;
-use super::slab::PinnedSlab;
 use crate::contract::{
     BoxToPlace, Chain, DeviceArray, EncodedBytes, EngineError, KnownChain, ShardJob,
 };
@@ -147,16 +145,6 @@ impl CudaReads {
     /// Returns whether the device decompresses frames.
     pub fn decompresses(&self) -> bool {
         self.decompresses
-    }
-
-    /// Returns page-locked memory of `len` bytes, into which the caller reads encoded bytes; `None` if the host decodes
-    /// them, or if there is no room for them now. The caller reads into other memory then, from which the bytes are copied
-    /// once more. Does not wait. Any number of threads may call this at once.
-    pub fn slab(&self, len: usize) -> Option<PinnedSlab> {
-        if !self.decompresses && !self.chain.is_fixed_size() {
-            return None;
-        }
-        self.engine.devices.slab(&self.engine.limits, len)
     }
 
     /// Returns a subchunk whose elements are the fill value.

@@ -13,7 +13,7 @@
 //!                           nothing to free, or an idle lane serves the next size: out of memory
 //!                       another failure: give the device up
 //!                       begin again
-//!             wait      lanes in use take up the budget: free the idle slabs if slabs do, and begin again
+//!             wait      lanes in use take up the budget
 //!             never     give the device up
 //!     some device has to be waited for: sleep until a lane is returned or freed
 //!     some device was out of memory: ask these devices for smaller lanes
@@ -25,8 +25,7 @@ use std::time::Instant;
 
 use super::acquired::AcquiredLane;
 use super::next_step::{AttemptOnDevice, AttemptOutcome, LaneStep, SizesLane, next_step};
-use super::pool::{DeviceLanes, add, in_order, known_budget, subtract, take_long_idle};
-use super::slabs::most_of_slabs;
+use super::pool::{add, in_order, known_budget, subtract, take_long_idle};
 use super::{DeviceLimits, Devices};
 use crate::contract::{BufferBytes, EngineError};
 use crate::cuda::arena::Capacity;
@@ -38,8 +37,6 @@ use crate::cuda::sizing::Sizing;
 struct LaneRequest<'a> {
     pub(super) plan: SizesLane<'a>,
     pub(super) limits: &'a DeviceLimits,
-    /// Whether the lane reads: it waits for no slab, and leaves slabs their part of the budget.
-    reads: bool,
     /// The progress of the request on each device.
     pub(super) tried: Vec<AttemptOnDevice>,
     /// The error of the device that was tried last.
@@ -48,15 +45,6 @@ struct LaneRequest<'a> {
 }
 
 impl LaneRequest<'_> {
-    /// Returns the budget of a device for the lane; `None` if the device has to be asked for its free memory.
-    fn budget(&self, of_device: &DeviceLanes) -> Option<BufferBytes> {
-        let mut budget = known_budget(of_device, self.limits)?;
-        if self.reads {
-            budget.pinned -= most_of_slabs(budget.pinned);
-        }
-        Some(budget)
-    }
-
     fn failed(&mut self, index: usize, error: EngineError) {
         self.tried[index].outcome = AttemptOutcome::Failed;
         self.last = Some(error);
@@ -65,8 +53,7 @@ impl LaneRequest<'_> {
 
 impl Devices {
     /// Acquires a lane that `plan` has sized for the budget of its device. Blocks until a lane is available.
-    /// The caller holds no other lane. Only a lane that `reads` may be acquired by a thread for which holders of slabs
-    /// wait.
+    /// The caller holds no other lane.
     ///
     /// # Errors
     /// No device that `limits` allows is usable or has enough memory.
@@ -74,7 +61,6 @@ impl Devices {
         &self,
         plan: SizesLane<'_>,
         limits: &DeviceLimits,
-        reads: bool,
     ) -> Result<(AcquiredLane<'_>, Arc<Sizing>), EngineError> {
         let open = AttemptOnDevice {
             most: usize::MAX,
@@ -83,7 +69,6 @@ impl Devices {
         let mut request = LaneRequest {
             plan,
             limits,
-            reads,
             tried: vec![open; self.devices.len()],
             last: None,
             waiting: None,
@@ -110,10 +95,8 @@ impl Devices {
             let now = Instant::now();
             let mut state = self.lock();
             let long_idle = take_long_idle(&mut state);
-            let idle_slabs = Self::take_idle_slabs(&mut state, Some(now));
-            if !long_idle.is_empty() || !idle_slabs.is_empty() {
+            if !long_idle.is_empty() {
                 drop(state);
-                self.free_slabs(idle_slabs);
                 self.free(long_idle);
                 continue;
             }
@@ -123,20 +106,14 @@ impl Devices {
                 if request.tried[index].outcome != AttemptOutcome::Open {
                     continue;
                 }
-                let Some(budget) = request.budget(of_device) else {
+                let Some(budget) = known_budget(of_device, request.limits) else {
                     drop(state);
                     if let Err(error) = self.budget(index, request.limits) {
                         request.failed(index, EngineError::Device(error));
                     }
                     continue 'again;
                 };
-                let slabs = if request.reads {
-                    0
-                } else {
-                    of_device.slabs.bytes
-                };
-                let tried = request.tried[index];
-                match next_step(of_device, request.plan, tried, (budget, slabs), now) {
+                match next_step(of_device, request.plan, request.tried[index], budget, now) {
                     LaneStep::Use(lane, sizing) => {
                         of_device.active += 1;
                         drop(state);
@@ -153,19 +130,7 @@ impl Devices {
                         }
                         continue 'again;
                     }
-                    LaneStep::Wait => {
-                        let idle = if request.reads {
-                            Vec::new()
-                        } else {
-                            of_device.slabs.take_idle(None)
-                        };
-                        if !idle.is_empty() {
-                            drop(state);
-                            self.free_slabs(idle.into_iter().map(|slab| (index, slab)));
-                            continue 'again;
-                        }
-                        wait = true;
-                    }
+                    LaneStep::Wait => wait = true,
                     LaneStep::Never(reason) => {
                         request.failed(index, EngineError::Unsuitable(reason));
                     }
@@ -243,7 +208,8 @@ impl Devices {
             let of_device = &mut state[index];
             let smaller = need.device.checked_sub(1).filter(|_| no_memory);
             let smaller = smaller.and_then(|most| {
-                let budget = of_device.left(request.budget(of_device)?);
+                let budget = known_budget(of_device, request.limits)?;
+                let budget = of_device.left(budget);
                 let device = most.min(budget.device);
                 let sizing = plan(BufferBytes { device, ..budget }).ok()?;
                 Some((most, sizing.capacity))
@@ -254,10 +220,8 @@ impl Devices {
             });
             if no_memory && leaked == BufferBytes::default() && !one_will_do {
                 let idle = std::mem::take(&mut of_device.idle);
-                let slabs = of_device.slabs.take_idle(None);
-                if !idle.is_empty() || !slabs.is_empty() {
+                if !idle.is_empty() {
                     drop(state);
-                    self.free_slabs(slabs.into_iter().map(|slab| (index, slab)));
                     self.free(idle.into_iter().map(|idle| (index, idle.lane)).collect());
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! The thread that frees the lanes, the slabs and the spare memory that were idle for too long.
+//! The thread that frees the lanes and the spare memory that were idle for too long.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -88,12 +88,11 @@ impl Devices {
         }
     }
 
-    /// Frees the lanes, the slabs and the spare memory that were idle for too long. Returns whether more has to be freed later;
+    /// Frees the lanes and the spare memory that were idle for too long. Returns whether more has to be freed later;
     /// otherwise the janitor ends.
     fn give_up_long_idle(&self) -> bool {
         let mut state = self.lock();
         let long_idle = take_long_idle(&mut state);
-        let slabs = Self::take_idle_slabs(&mut state, Some(Instant::now()));
         self.retire_spare(Some(Instant::now()));
         let idle = state.iter().flat_map(|of_device| &of_device.idle);
         let lanes = idle.filter_map(|idle| idle.until);
@@ -102,16 +101,12 @@ impl Devices {
             .iter()
             .filter(|device| device.unusable().is_none());
         let spare = usable.filter_map(|device| device.retired().next_due());
-        let idle_slabs = state
-            .iter()
-            .filter_map(|of_device| of_device.slabs.next_due());
-        let next = lanes.chain(spare).chain(idle_slabs).min();
+        let next = lanes.chain(spare).min();
         if let Some(next) = next {
             self.rest.wake_at(next);
         }
         self.janitor.store(next.is_some(), Ordering::Relaxed);
         drop(state);
-        self.free_slabs(slabs);
         self.free(long_idle);
         next.is_some()
     }

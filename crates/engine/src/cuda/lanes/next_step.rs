@@ -49,13 +49,13 @@ pub(super) enum AttemptOutcome {
     Failed,
 }
 
-/// Returns the next step for a request on one device, whose lanes have `budget` beside `slabs` bytes of slabs. Takes the
-/// idle lanes that this step uses or frees out of the pool.
+/// Returns the next step for a request on one device. Takes the idle lanes that this step uses or frees out
+/// of the pool.
 pub(super) fn next_step(
     of_device: &mut DeviceLanes,
     plan: SizesLane<'_>,
     tried: AttemptOnDevice,
-    (budget, slabs): (BufferBytes, usize),
+    budget: BufferBytes,
     now: Instant,
 ) -> LaneStep {
     let left = of_device.left(budget);
@@ -77,7 +77,7 @@ pub(super) fn next_step(
     if let Some(lane) = of_device.take_idle(need) {
         return LaneStep::Use(lane, sizing);
     }
-    match of_device.in_the_way(need, (budget, slabs)) {
+    match of_device.in_the_way(need, budget) {
         Some(count) => {
             let in_the_way = of_device.idle.drain(..count).map(|idle| idle.lane);
             LaneStep::Allocate(sizing, in_the_way.collect())

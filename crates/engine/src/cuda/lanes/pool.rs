@@ -3,14 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::DeviceLimits;
-use super::slabs::Slabs;
 use crate::contract::BufferBytes;
 use crate::cuda::arena::Capacity;
 use crate::cuda::lane::Lane;
 
 /// The time for which a failure of a device is remembered. After the device ran out of memory, its new lanes
 /// are kept smaller. After any other failure, the device is tried last.
-pub(super) const SETBACK: Duration = Duration::from_secs(10);
+const SETBACK: Duration = Duration::from_secs(10);
 
 /// A lane that no shard and no stream uses.
 #[derive(Debug)]
@@ -38,8 +37,6 @@ pub(super) struct DeviceLanes {
     pub(super) lowered: Option<(Instant, usize)>,
     /// The time at which an allocation of a lane last failed for another reason than a lack of memory.
     pub(super) failed: Option<Instant>,
-    /// The slabs, whose memory is not in `used`.
-    pub(super) slabs: Slabs,
 }
 
 impl DeviceLanes {
@@ -52,22 +49,16 @@ impl DeviceLanes {
         }
     }
 
-    /// Returns whether one more lane of capacity `need`, and `slabs` bytes of slabs, stay within the budget after
-    /// `freed` bytes are freed.
-    fn fits(
-        &self,
-        (need, slabs): (Capacity, usize),
-        budget: BufferBytes,
-        freed: BufferBytes,
-    ) -> bool {
+    /// Returns whether one more lane of capacity `need` stays within the budget after `freed` bytes are
+    /// freed.
+    fn fits(&self, need: Capacity, budget: BufferBytes, freed: BufferBytes) -> bool {
         let within = |used: usize, freed: usize, need, budget| {
             let sum = used.saturating_sub(freed).checked_add(need);
             sum.is_some_and(|sum| sum <= budget)
         };
         let need = need.takes();
-        let pinned = self.used.pinned.saturating_add(slabs);
         within(self.used.device, freed.device, need.device, budget.device)
-            && within(pinned, freed.pinned, need.pinned, budget.pinned)
+            && within(self.used.pinned, freed.pinned, need.pinned, budget.pinned)
     }
 
     /// Takes the idle lane with the least device memory that has room for `need`. Returns `None` if no idle
@@ -83,21 +74,16 @@ impl DeviceLanes {
     }
 
     /// Returns the number of idle lanes, the longest idle first, that must be freed so that one more lane
-    /// stays within the budget, beside `slabs` bytes of slabs. `None` if freeing all idle lanes is not enough.
-    pub(super) fn in_the_way(
-        &self,
-        need: Capacity,
-        (budget, slabs): (BufferBytes, usize),
-    ) -> Option<usize> {
+    /// stays within the budget. `None` if freeing all idle lanes is not enough.
+    pub(super) fn in_the_way(&self, need: Capacity, budget: BufferBytes) -> Option<usize> {
         let mut freed = BufferBytes::default();
         for (count, IdleLane { lane, .. }) in self.idle.iter().enumerate() {
-            if self.fits((need, slabs), budget, freed) {
+            if self.fits(need, budget, freed) {
                 return Some(count);
             }
             add(&mut freed, lane.capacity().takes());
         }
-        let fits = self.fits((need, slabs), budget, freed);
-        fits.then_some(self.idle.len())
+        self.fits(need, budget, freed).then_some(self.idle.len())
     }
 
     /// Returns the most device memory of a new lane, in bytes, if the device ran out of memory lately;

@@ -70,10 +70,10 @@ impl Devices {
         }
     }
 
-    /// Returns whether the memory of all lanes and slabs was freed, except for memory that is leaked.
+    /// Returns whether the memory of all lanes of the pool was freed, except for memory that is leaked.
     fn all_freed(&self) -> bool {
         self.lock()
             .iter()
-            .all(|of_device| of_device.used == of_device.leaked && of_device.slabs.bytes == 0)
+            .all(|of_device| of_device.used == of_device.leaked)
     }
 }

@@ -1,14 +1,10 @@
 //! A batch of subchunks: copied to the device while it is collected, and then in flight.
 
-use std::ops::Range;
-use std::sync::Arc;
-
 use super::{Content, SubchunkToPlace};
 use crate::cuda::check_progress::LaneUses;
 use crate::cuda::compressed_frame_parts::CompressedFrameParts;
 use crate::cuda::driver::EventId;
 use crate::cuda::session::Timed;
-use crate::cuda::slab::PinnedSlab;
 use crate::cuda::transfers::Staging;
 
 /// The subchunks of a batch, and their places in its buffers. A stored subchunk has a slot.
@@ -61,21 +57,12 @@ impl Batch {
     }
 }
 
-/// Bytes in page-locked memory that are to be copied to the device together.
-#[derive(Debug)]
-pub(super) enum Pending {
-    /// A place of the ring that is being filled, and the number of bytes in it.
-    Ring(Staging, usize),
-    /// A range of a slab.
-    Slab(Arc<PinnedSlab>, Range<usize>),
-}
-
 /// A batch that is being collected.
 #[derive(Debug)]
 pub(super) struct Collecting {
     pub(super) batch: Batch,
-    /// The bytes whose copy to the device was not started.
-    pub(super) pending: Option<Pending>,
+    /// The place of the ring that is being filled, and the number of bytes in it.
+    pub(super) staging: Option<(Staging, usize)>,
     /// The number of bytes whose copies to the device were started.
     pub(super) started: usize,
     /// How often each place of the ring was used when the batch began.

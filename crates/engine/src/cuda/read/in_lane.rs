@@ -5,19 +5,18 @@
 //! | [`UPLOADED`] | copies of a batch, or of its repairs (`up`) | split (kernels) | the encoded bytes and the tables |
 //! | [`DECODED`] | decompression and checksums (kernels) | copies of the answers (`down`) | the answers |
 //! | [`ANSWERED`] | copies of the answers (`down`) | the host | the answers in pinned memory, and the encoded bytes |
-//! | [`PLACED`] | place (kernels) | place of the next batch, and the host | the output, all buffers of the batch, and the slabs from which it was copied |
+//! | [`PLACED`] | place (kernels) | place of the next batch, and the host | the output, and all buffers of the batch |
 //!
 //! The host waits for the place of a batch before it collects another batch in the same buffers, so that they need
 //! no other edge. Batches are placed in order, also in several streams of kernels, because their boxes lie in one
 //! array.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use super::batch::{Batch, Collecting, InFlight, Pending};
+use super::batch::{Batch, Collecting, InFlight};
 use super::{Content, CudaReads, Next, SubchunkToPlace};
 use crate::contract::coded_bytes::StoredBytes;
-use crate::contract::{DeviceArray, EncodedBytes, EngineError, ShardJob};
+use crate::contract::{DeviceArray, EngineError, ShardJob};
 use crate::cuda::check_progress::LaneUses;
 use crate::cuda::compressed_frame_parts::CompressedFrameParts;
 use crate::cuda::counters::TimedStage;
@@ -30,7 +29,6 @@ use crate::cuda::kernels::spans::Slots;
 use crate::cuda::kernels::split;
 use crate::cuda::session::{Session, Timed};
 use crate::cuda::sizing::ShardKind;
-use crate::cuda::slab::PinnedSlab;
 use crate::cuda::transfers::Uploads;
 
 /// The record of the event after which the bytes and the tables of a batch are on the device.
@@ -145,7 +143,6 @@ impl<'a, 'l> Reading<'a, 'l> {
             self.session.finish_timed(timed.drain(..))?;
         }
         self.uploads.finish(self.session)?;
-        self.session.lane.kept.give_all_back();
         Ok(outcome)
     }
 
@@ -160,8 +157,6 @@ impl<'a, 'l> Reading<'a, 'l> {
             return Ok(());
         };
         self.session.lane.synchronize(event, PLACED_HOST)?;
-        // The bytes were copied to the device before the boxes were placed.
-        self.session.lane.kept.give_back(group);
         self.session.finish_timed(self.timed[group].drain(..))?;
         if self.last.is_some_and(|(_, last)| last == event) {
             self.last = None;
@@ -188,15 +183,19 @@ impl<'a, 'l> Reading<'a, 'l> {
         if self.collecting.is_none() {
             self.begin(damaged)?;
         }
-        let slot = match &subchunk.content {
+        let copied = match &subchunk.content {
             Content::Fill => None,
-            Content::Frame(_, bytes) => Some(self.put_encoded(bytes, 0)?),
+            Content::Frame(_, bytes) => Some((bytes.get(), 0)),
             Content::Plain(bytes) => {
-                let elements = bytes.part(0..self.reads.grid.subchunk_bytes());
+                let elements = bytes.get().get(..self.reads.grid.subchunk_bytes());
                 let elements = elements.ok_or(EngineError::Internal("a short subchunk"))?;
-                Some(self.put_encoded(&elements, elements.get().len())?)
+                Some((elements, elements.len()))
             }
-            Content::Decoded(elements, _) => Some(self.put(elements, elements.len())?),
+            Content::Decoded(elements, _) => Some((&**elements, elements.len())),
+        };
+        let slot = match copied {
+            Some((bytes, copied)) => Some(self.put(bytes, copied)?),
+            None => None,
         };
         if let Some(Collecting { batch, .. }) = &mut self.collecting {
             batch.slots.push(slot);
@@ -225,68 +224,30 @@ impl<'a, 'l> Reading<'a, 'l> {
                 number,
                 ..Batch::default()
             },
-            pending: None,
+            staging: None,
             started: 0,
             ring_before: self.uploads.uses(self.session),
         });
         Ok(())
     }
 
-    /// Puts encoded bytes behind the bytes of the batch that is being collected, and returns their slot. The first
-    /// `copied` of them are the content of the slot. Bytes in a slab are not copied on the host.
-    fn put_encoded(&mut self, bytes: &EncodedBytes, copied: usize) -> Result<usize, EngineError> {
-        let Some((slab, range)) = bytes.owner::<PinnedSlab>() else {
-            self.session.counters.copied_for_read(bytes.get().len());
-            return self.put(bytes.get(), copied);
-        };
-        let slot = self.slot_for(range.len(), copied)?;
-        if let Some(collecting) = &mut self.collecting {
-            if let Some(Pending::Slab(last, part)) = &mut collecting.pending
-                && Arc::ptr_eq(last, &slab)
-                && part.end == range.start
-            {
-                part.end = range.end;
-                return Ok(slot);
-            }
-            self.flush()?;
-        }
-        if let Some(collecting) = &mut self.collecting {
-            collecting.pending = Some(Pending::Slab(slab, range));
-        }
-        Ok(slot)
-    }
-
-    /// Returns the next slot of the batch that is being collected, for `len` bytes behind those of the batch. The first
-    /// `copied` of them are the content of the slot.
-    fn slot_for(&mut self, len: usize, copied: usize) -> Result<usize, EngineError> {
-        let Some(Collecting { batch, .. }) = &mut self.collecting else {
+    /// Puts `bytes` behind the bytes of the batch that is being collected, and returns its slot. The first `copied` of
+    /// them are the content of the slot.
+    fn put(&mut self, bytes: &[u8], copied: usize) -> Result<usize, EngineError> {
+        let Some(collecting) = &mut self.collecting else {
             return Err(EngineError::Internal("no batch is being collected"));
         };
+        let batch = &mut collecting.batch;
         batch.offsets.push(batch.end as u64);
         batch.copied.push(copied as u64);
-        batch.end += len;
-        Ok(batch.offsets.len() - 1)
-    }
-
-    /// Copies `bytes` behind the bytes of the batch that is being collected, and returns their slot. The first `copied`
-    /// of them are the content of the slot.
-    fn put(&mut self, bytes: &[u8], copied: usize) -> Result<usize, EngineError> {
-        let slot = self.slot_for(bytes.len(), copied)?;
+        batch.end += bytes.len();
+        let (slot, number) = (batch.offsets.len() - 1, batch.number);
         let mut rest = bytes;
         while !rest.is_empty() {
             let room = self.session.sizing.staging_in[0].len;
-            if self.is_pending_in_slab() {
-                self.flush()?;
-            }
-            let Some(collecting) = &mut self.collecting else {
-                break;
-            };
-            let pending = match &mut collecting.pending {
-                Some(pending) => pending,
-                none => none.insert(Pending::Ring(self.uploads.reserve(self.session, room)?, 0)),
-            };
-            let Pending::Ring(staging, filled) = pending else {
-                return Err(EngineError::Internal("bytes of a slab are pending"));
+            let (staging, filled) = match &mut collecting.staging {
+                Some(staging) => staging,
+                none => none.insert((self.uploads.reserve(self.session, room)?, 0)),
             };
             let len = rest.len().min(room - *filled);
             // SAFETY: the place of the ring has `room` bytes, which only this thread writes now.
@@ -297,59 +258,20 @@ impl<'a, 'l> Reading<'a, 'l> {
             *filled += len;
             rest = &rest[len..];
             if *filled == room {
-                self.flush()?;
+                flush(self.session, &mut self.uploads, collecting, number)?;
             }
         }
         Ok(slot)
     }
 
-    fn is_pending_in_slab(&self) -> bool {
-        let pending = (self.collecting.as_ref()).and_then(|collecting| collecting.pending.as_ref());
-        matches!(pending, Some(Pending::Slab(..)))
-    }
-
-    /// Starts the copy of the pending bytes of the batch that is being collected.
-    fn flush(&mut self) -> Result<(), DriverError> {
-        let (session, lane) = (self.session, self.session.lane);
-        let Some(collecting) = &mut self.collecting else {
-            return Ok(());
-        };
-        let Some(pending) = collecting.pending.take() else {
-            return Ok(());
-        };
-        let (number, from) = (collecting.batch.number, collecting.started);
-        let to = |len: usize| lane.device(session.batch(number).dense.part(from..from + len));
-        let len = match pending {
-            Pending::Ring(staging, filled) => {
-                self.uploads
-                    .start(session, &staging.cut(filled), to(filled))?;
-                filled
-            }
-            Pending::Slab(slab, range) => {
-                let len = range.len();
-                let group = number % session.sizing.batches.len();
-                session.run(
-                    lane.up,
-                    TimedStage::ToDevice,
-                    &mut self.timed[group],
-                    || lane.copy_of_slab(lane.up, (&slab, range), to(len), group),
-                )?;
-                session.counters.add_to_device(len);
-                len
-            }
-        };
-        collecting.started += len;
-        Ok(())
-    }
-
     /// Enqueues the kernels that decode the batch that is being collected, and the copies of their answers.
     fn launch(&mut self) -> Result<(), EngineError> {
-        self.flush()?;
-        let Some(collecting) = self.collecting.take() else {
+        let Some(mut collecting) = self.collecting.take() else {
             return Ok(());
         };
         let (session, lane) = (self.session, self.session.lane);
         let number = collecting.batch.number;
+        flush(session, &mut self.uploads, &mut collecting, number)?;
         let uses = self.uses_since(number, &collecting.ring_before);
         let batch = collecting.batch;
         let (regions, slots) = (session.batch(number), self.slots(&batch));
@@ -587,6 +509,23 @@ impl<'a, 'l> Reading<'a, 'l> {
         }
         Ok(())
     }
+}
+
+/// Starts the copy of the bytes that are in pinned memory.
+fn flush(
+    session: &Session<'_>,
+    uploads: &mut Uploads,
+    collecting: &mut Collecting,
+    number: usize,
+) -> Result<(), DriverError> {
+    let Some((staging, filled)) = collecting.staging.take() else {
+        return Ok(());
+    };
+    let dense = session.batch(number).dense;
+    let to = dense.part(collecting.started..collecting.started + filled);
+    uploads.start(session, &staging.cut(filled), session.lane.device(to))?;
+    collecting.started += filled;
+    Ok(())
 }
 
 /// Returns the slots of a batch, as the decompressor numbers them.

@@ -373,7 +373,7 @@ fn idle_lanes_are_not_freed_in_vain() {
         ..limits()
     };
     let mut lanes: Vec<_> = (0..3)
-        .map(|_| devices.acquire(&plan, &limits, false).expect("fits").0)
+        .map(|_| devices.acquire(&plan, &limits).expect("fits").0)
         .collect();
     lanes[2].reusable();
     drop(lanes.pop());

@@ -1,7 +1,6 @@
 //! Subchunks into the memory of a device.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
@@ -195,44 +194,6 @@ fn copied(
     Ok(())
 }
 
-/// The memory from which a device gets encoded subchunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Memory {
-    Host,
-    Slabs,
-    /// Both, in turns.
-    Mixed,
-}
-
-/// Returns the encoded subchunks, each in its own memory, or several in one slab, with bytes of nobody between some.
-fn in_memory(reads: &CudaReads, encoded: &EncodedShard, memory: Memory) -> Vec<EncodedBytes> {
-    const TOGETHER: usize = 3;
-    let mut all = Vec::new();
-    for (group, extents) in encoded.extents.chunks(TOGETHER).enumerate() {
-        let of = |extent: &Option<Range<usize>>| extent.clone().unwrap_or(0..0);
-        let gap = group % 2 * 5;
-        let len: usize = extents.iter().map(|extent| of(extent).len() + gap).sum();
-        let in_slab = memory == Memory::Slabs || memory == Memory::Mixed && group % 3 != 0;
-        let Some(mut slab) = in_slab.then(|| reads.slab(len)).flatten() else {
-            let bytes = extents
-                .iter()
-                .map(|extent| encoded.bytes[of(extent)].to_vec());
-            all.extend(bytes.map(EncodedBytes::new));
-            continue;
-        };
-        let (mut at, mut places) = (0, Vec::new());
-        for extent in extents {
-            let bytes = &encoded.bytes[of(extent)];
-            slab.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-            places.push(at..at + bytes.len());
-            at += bytes.len() + gap;
-        }
-        let slab = EncodedBytes::new(slab);
-        all.extend(places.into_iter().map(|place| slab.part(place).unwrap()));
-    }
-    all
-}
-
 /// Reads the boxes of an encoded shard to `buffer`.
 pub(super) fn read_to(
     reads: &CudaReads,
@@ -241,29 +202,19 @@ pub(super) fn read_to(
     boxes: &Boxes,
     buffer: &DeviceBuffer,
 ) -> Result<(), EngineError> {
-    read_from(reads, (shard, encoded), boxes, buffer, Memory::Mixed)
-}
-
-/// Reads the boxes of an encoded shard from `memory` to `buffer`.
-pub(super) fn read_from(
-    reads: &CudaReads,
-    (shard, encoded): (&Shard, &EncodedShard),
-    boxes: &Boxes,
-    buffer: &DeviceBuffer,
-    memory: Memory,
-) -> Result<(), EngineError> {
     let mut subchunks: Vec<SubchunkToPlace> = Vec::new();
-    let bytes = in_memory(reads, encoded, memory);
     for (number, placed) in boxes.of_subchunks(shard).into_iter().enumerate() {
         if placed.is_empty() {
             continue;
         }
         subchunks.push(match &encoded.extents[number] {
             None => CudaReads::fill(number, placed),
-            Some(_) => reads.prepare((number, number), bytes[number].clone(), placed, true)?,
+            Some(extent) => {
+                let bytes = EncodedBytes::new(encoded.bytes[extent.clone()].to_vec());
+                reads.prepare((number, number), bytes, placed, true)?
+            }
         });
     }
-    drop(bytes);
     // Sometimes the next subchunk is not there yet.
     let (mut subchunks, mut asked) = (subchunks.into_iter(), 0);
     let mut next = |wait: bool| {
@@ -301,23 +252,11 @@ pub(super) fn read(
     encoded: &EncodedShard,
     boxes: &Boxes,
 ) -> Result<(), EngineError> {
-    let memory = Memory::Mixed;
-    read_and_compare(simulation, reads, (shard, encoded), boxes, memory)
-}
-
-/// Reads the boxes of an encoded shard from `memory`, and compares them with the elements.
-pub(super) fn read_and_compare(
-    simulation: &Simulation,
-    reads: &CudaReads,
-    (shard, encoded): (&Shard, &EncodedShard),
-    boxes: &Boxes,
-    memory: Memory,
-) -> Result<(), EngineError> {
     let buffer = reads.allocate(boxes.len)?;
     let mut expected = vec![0xcc; boxes.len];
     copied(simulation, &buffer, &mut expected, true)?;
     boxes.copy(shard, &mut expected);
-    read_from(reads, (shard, encoded), boxes, &buffer, memory)?;
+    read_to(reads, shard, encoded, boxes, &buffer)?;
     let mut found = vec![0; boxes.len];
     copied(simulation, &buffer, &mut found, false)?;
     assert!(found == expected, "wrong elements of {boxes:?}");
@@ -489,10 +428,7 @@ fn without(removed: Option<Site>, schedule: Schedule) -> Result<BTreeSet<Site>, 
             let (engine, reads) = reads_on(&simulation, library, &shard, true)?;
             let encoded = encoded_by_host(&shard);
             for seed in 0..3 {
-                for memory in [Memory::Host, Memory::Slabs] {
-                    let (shard, boxes) = ((&shard, &encoded), Boxes::whole(&shard));
-                    read_and_compare(&simulation, &reads, shard, &boxes, memory)?;
-                }
+                read(&simulation, &reads, &shard, &encoded, &Boxes::whole(&shard))?;
                 let boxes = Boxes::any(&shard, &mut Dice(seed));
                 read(&simulation, &reads, &shard, &encoded, &boxes)?;
             }
@@ -544,15 +480,8 @@ fn subchunks_that_fail_are_decoded_by_the_host() {
 #[test]
 fn wrong_elements_are_noticed() {
     let zstd = || Shard::with(0, Empty::First(0), false).compressed(0, ZSTD, 0);
-    let cases: [(&str, Shard, Operation, Change); 6] = [
+    let cases: [(&str, Shard, Operation, Change); 5] = [
         ("upload", Shard::new(0), ("up", 0, Some(384), 0), flip::<60>),
-        // A slab without gaps between its three subchunks.
-        (
-            "slab",
-            Shard::with(0, Empty::First(0), false),
-            ("up", 0, Some(360), 0),
-            flip::<60>,
-        ),
         ("split", Shard::new(0), ("split", 0, None, 1), lost),
         ("place", Shard::new(0), ("place", 0, None, 0), flip::<8>),
         ("place, lost", Shard::new(0), ("place", 0, None, 0), lost),
@@ -563,13 +492,7 @@ fn wrong_elements_are_noticed() {
         alter(&simulation, operation, change);
         let (engine, reads) = reads_on(&simulation, StandIn::Six, &shard, true).expect("reads");
         let encoded = encoded_by_host(&shard);
-        let memory = if what == "slab" {
-            Memory::Slabs
-        } else {
-            Memory::Host
-        };
-        let (of, boxes) = ((&shard, &encoded), Boxes::whole(&shard));
-        let found = read_and_compare(&simulation, &reads, of, &boxes, memory);
+        let found = read(&simulation, &reads, &shard, &encoded, &Boxes::whole(&shard));
         let error = found.expect_err(what);
         let text = error.to_string();
         assert!(text.contains("in the memory of a device"), "{what}: {text}");
