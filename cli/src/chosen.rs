@@ -15,7 +15,7 @@ use crate::outcome::Outcome;
 
 /// A sentence for people about damage that the array itself cannot mend.
 pub(crate) const OTHER_DAMAGE: &str = "Other damage is made again from the source, by the command that made the array: \
-     `zarrs-cuda reencode IN OUT …` with --resume if OUT was made in parts, which keeps what is whole, else with --overwrite";
+     `zarrs-cuda reencode IN OUT …` with --resume --verify if OUT was made in parts, which keeps what is whole, else with --overwrite";
 
 /// Adds to `outcome` what to do about damage that the array itself cannot mend, and sets the exit code for it.
 pub(crate) fn with_other_damage(outcome: Outcome) -> Outcome {
@@ -37,6 +37,15 @@ pub(crate) struct ShardArgs {
 }
 
 impl ShardArgs {
+    /// Returns the same choice of the shards of `array`. Shards that are named are those of one array.
+    pub(crate) fn of(&self, array: Place) -> Self {
+        Self {
+            array,
+            shards: Vec::new(),
+            part: self.part,
+        }
+    }
+
     /// Returns the chosen shards of `opened` that may be stored: the named ones, or the stored ones that a
     /// listing finds. If the store cannot be listed, returns every shard of the grid.
     pub(crate) fn chosen(&self, opened: &Opened, grid: &Grid) -> Result<Chosen, Failure> {

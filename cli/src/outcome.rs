@@ -62,6 +62,11 @@ impl Outcome {
         self
     }
 
+    /// Returns the text, the JSON object, whether all is well, and the failures.
+    pub(crate) fn taken(self) -> (String, Value, bool, Vec<Failure>) {
+        (self.text, self.json, self.exit == Exit::Done, self.failures)
+    }
+
     /// Adds a member to the JSON object.
     pub(crate) fn with(mut self, name: &str, value: Value) -> Self {
         self.json[name] = value;

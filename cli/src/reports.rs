@@ -141,10 +141,17 @@ fn part_state(report: &PartReport) -> String {
                 "{output} is complete already{without}: all {parts} parts are made, and nothing was changed"
             )
         }
-        PartState::Mended { shards: 0 } => format!(
-            "{output} is complete already{without}: no shard is missing or damaged, and nothing was changed"
+        PartState::Mended {
+            shards: 0,
+            is_decoded: true,
+        } => format!(
+            "{output} is complete already{without}: no shard is missing, and each subchunk decodes"
         ),
-        PartState::Mended { shards } => format!(
+        PartState::Mended { shards: 0, .. } => format!(
+            "{output} is complete already{without}: no shard is missing, and each index is whole. --verify decodes the \
+             subchunks, too"
+        ),
+        PartState::Mended { shards, .. } => format!(
             "{} of {output} {} made again{without}: missing or damaged",
             counted(*shards, "shard"),
             is_or_are(usize::try_from(*shards).unwrap_or(usize::MAX))
@@ -204,7 +211,7 @@ pub(crate) fn part_json(report: &PartReport) -> Value {
         "state": state,
         "missing": missing,
         "shards_made_again": match report.state {
-            PartState::Mended { shards } => Some(shards),
+            PartState::Mended { shards, .. } => Some(shards),
             _ => None,
         },
         "bytes": report.bytes,

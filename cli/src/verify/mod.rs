@@ -3,6 +3,8 @@
 mod against;
 mod covered;
 mod damage;
+mod recursive;
+mod unchecked;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +24,7 @@ use crate::consolidate;
 use crate::outcome::Outcome;
 use crate::work::on_each;
 
-/// Find damaged shards and subchunks, or compare two arrays bit for bit
+/// Find damaged shards and subchunks, or compare two arrays or groups bit for bit
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -30,6 +32,9 @@ pub(crate) struct Args {
     /// Compare every element with this array, too, bit for bit
     #[arg(long, value_name = "OTHER")]
     against: Option<Place>,
+    /// Verify every array of a group, and of the groups in it
+    #[arg(long)]
+    recursive: bool,
 }
 
 /// The damage of a shard, and its differences from the other array.
@@ -50,6 +55,14 @@ struct Seen {
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    if args.recursive {
+        return recursive::run(args, common);
+    }
+    verify(args, common)
+}
+
+/// Verifies one array.
+fn verify(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let mut opened = open::array(&args.shards.array)?;
     // Verify the shards that can be read, even if chunks lie where no reader looks for them.
@@ -241,6 +254,12 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
             );
         }
     }
+    let is_unchecked = serde_json::to_value(opened.array.metadata())
+        .is_ok_and(|metadata| unchecked::is_unchecked(&metadata));
+    if is_unchecked && bad == 0 && subchunks > 0 && args.against.is_none() {
+        summary += "\nits subchunks have no checksum, so changed bits may decode to other elements: --against compares \
+                    all elements with another array";
+    }
     if let Some(outside) = chosen.outside_text() {
         summary += &format!("\n{outside}");
     }
@@ -262,6 +281,7 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
         "stored": stored,
         "outside_of_grid": chosen.outside(),
         "stored_bytes": size,
+        "has_checksums": !is_unchecked,
         "subchunks": subchunks,
         "damaged": damaged,
         "against": args.against.as_ref().map(ToString::to_string),

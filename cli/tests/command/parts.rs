@@ -362,7 +362,47 @@ fn shards_that_are_lost_after_the_end() {
         case.run("out", &format!("--part {part}"), 0);
     }
     let said = case.run("out", "--resume", 0);
-    assert!(said.contains("no shard is missing or damaged"), "{said}");
+    assert!(said.contains("each index is whole"), "{said}");
+    case.must_be_complete("out");
+    let verify = |more: &[&str], code| {
+        let mut command = program();
+        command
+            .args(["verify", "--recursive"])
+            .arg(case.path("out"));
+        said_with_code(&command.args(more).output().unwrap(), code)
+    };
+    let input = case.path("in").display().to_string();
+    let said = verify(&["--against", &input], 0);
+    assert!(
+        said.contains("all are well") && !said.contains("no checksum"),
+        "{said}"
+    );
+    assert!(verify(&[], 0).contains("have no checksum"));
+    // A subchunk that does not decode, below an index that does.
+    let damaged = case.path("out/a/c/1/0");
+    let mut bytes = fs::read(&damaged).unwrap();
+    bytes[..8].fill(0xff);
+    fs::write(&damaged, &bytes).unwrap();
+    let said = verify(&[], 3);
+    assert!(
+        said.contains("1 not well") && said.contains("--resume --verify"),
+        "{said}"
+    );
+    let said = case.run("out", "--resume", 0);
+    assert!(said.contains("--verify decodes the subchunks"), "{said}");
+    let said = case.run("out", "--resume --verify", 0);
+    assert!(
+        said.contains("1 shard of ") && said.contains("is made again"),
+        "{said}"
+    );
+    let said = case.run("out", "--resume --verify", 0);
+    assert!(said.contains("each subchunk decodes"), "{said}");
+    // An array without its metadata is of one group only, until they are stored again.
+    fs::remove_file(case.path("out/deep/b/zarr.json")).unwrap();
+    let said = verify(&["--against", &input], 3);
+    assert!(said.contains("has none there"), "{said}");
+    let said = case.run("out", "--resume", 0);
+    assert!(said.contains("was missing, and is stored again"), "{said}");
     case.must_be_complete("out");
     let [cut, gone] = ["a/c/1/0", "deep/b/c/1/0"].map(|name| case.path("out").join(name));
     let whole = fs::read(&cut).unwrap();
@@ -379,7 +419,7 @@ fn shards_that_are_lost_after_the_end() {
         let output = program().arg(command).arg(case.path("out/a")).output();
         let said = said_with_code(&output.unwrap(), 3);
         assert!(
-            said.contains("with --resume if OUT was made in parts"),
+            said.contains("with --resume --verify if OUT was made in parts"),
             "{said}"
         );
     }

@@ -99,7 +99,7 @@ pub use self::open::Place;
 pub use self::pattern::Pattern;
 pub use self::reencode::{
     ArrayReport, ArrayWork, Copied, DryRun, GroupReport, PartReport, PartState, PartWork, Reencode,
-    Report, Shared, Work, WrittenGroup,
+    Report, Shared, Work, WrittenGroup, arrays_below,
 };
 pub use self::reshard::{Layout, Reshard, Resharded};
 pub use self::shapes::{ShapesFor, Wishes};

@@ -353,13 +353,15 @@ fn cannot_open(place: &Place, store: &Store, error: &dyn fmt::Display) -> Failur
     if within.is_empty() {
         return failure.with_remedy("an array is a directory with a zarr.json or a .zarray in it");
     }
-    let within: Vec<_> = within.iter().take(5).collect();
-    let names: Vec<_> = within
+    let (shown, more) = within.split_at(within.len().min(5));
+    let names: Vec<_> = shown
         .iter()
         .map(|array| array.display().to_string())
         .collect();
+    let more = if more.is_empty() { "" } else { ", …" };
     failure.with_remedy(format!(
-        "there are arrays in it: name one of them, as {}",
+        "there are arrays in it: name one of them, as {}{more}. `reencode` and `verify` take all of them, and those in \
+         groups below, with --recursive",
         names.join(", ")
     ))
 }

@@ -138,7 +138,11 @@ pub(super) fn mend(
     let shards = shards.sum::<Result<u64, Failure>>()?;
     // Temporaries may be left of a process that was killed.
     SharedRun::must_be_complete(&settings.output, &whole.wanted)?;
-    Ok(whole.report(None, PartState::Mended { shards }))
+    let mended = PartState::Mended {
+        shards,
+        is_decoded: settings.verify,
+    };
+    Ok(whole.report(None, mended))
 }
 
 impl<'a> Whole<'a> {

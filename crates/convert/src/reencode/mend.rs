@@ -1,5 +1,8 @@
 //! Makes shards again that are missing or damaged in an array that readers see already.
 
+use zarrs::node::meta_key_v3;
+use zarrs::storage::ReadableStorageTraits;
+
 use super::Plan;
 use super::copy::copy;
 use super::covered::Covered;
@@ -10,7 +13,8 @@ use crate::words::counted;
 
 impl Plan<'_> {
     /// Makes the shards again in which the input has chunks, and which are missing or damaged: the index does not
-    /// decode, or a subchunk is outside of its shard. Other shards stay, also if somebody has updated them. Each shard
+    /// decode, or a subchunk is outside of its shard, or does not decode if the settings say `verify`. Stores the
+    /// metadata again if they are missing. Other shards stay, also if somebody has updated them. Each shard
     /// is replaced as a whole. Returns the number of shards that were made again.
     pub(super) fn mend(&self) -> Result<u64, Failure> {
         let Self {
@@ -28,6 +32,7 @@ impl Plan<'_> {
                 job.output
             ))
         };
+        self.mend_metadata().map_err(stopped)?;
         let registration = zarrs_cuda::register(job.settings.options.clone())?;
         let stored = Stored::of_shown(job, input, output)?;
         let covered = Covered::of(&self.opened, chunks, input, output).map_err(stopped)?;
@@ -46,5 +51,27 @@ impl Plan<'_> {
             }
         }
         Ok(shards)
+    }
+
+    /// Stores the metadata of the output if they are missing.
+    fn mend_metadata(&self) -> Result<(), Failure> {
+        let Self { job, output, .. } = self;
+        let storage = output.storage();
+        let key = meta_key_v3(output.path());
+        let found = storage.get(&key);
+        if found
+            .map_err(Failure::to(format_args!("read {key} of {}", job.output)))?
+            .is_some()
+        {
+            return Ok(());
+        }
+        output
+            .store_metadata()
+            .map_err(Failure::to(format_args!("store {key} of {}", job.output)))?;
+        job.say(&format!(
+            "note: {key} of {} was missing, and is stored again",
+            job.output
+        ));
+        Ok(())
     }
 }

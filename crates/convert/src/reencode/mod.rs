@@ -46,6 +46,7 @@ use self::copy::copy;
 use self::covered::Covered;
 use self::found::Node;
 pub(crate) use self::in_parts::must_be_few;
+pub use self::nodes::arrays_below;
 pub use self::report::{
     ArrayReport, ArrayWork, Copied, DryRun, GroupReport, PartReport, PartState, PartWork, Report,
     Work, WrittenGroup,

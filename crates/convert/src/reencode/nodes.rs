@@ -31,6 +31,23 @@ pub(super) struct Hierarchy {
     pub(super) paths: BTreeSet<String>,
 }
 
+/// Returns the paths of the arrays in the group at `place`, at any depth; of an array, the empty path.
+///
+/// # Errors
+/// The store cannot be listed, or a member of the group cannot be read.
+pub fn arrays_below(place: &Place) -> Result<Vec<String>, Failure> {
+    place.must_be_listed(
+        "find the arrays of",
+        "name one array, and leave out --recursive",
+    )?;
+    let stores = open::store(place)?;
+    let (members, _) = members(place, &stores.store)?;
+    let arrays = members
+        .into_iter()
+        .filter(|member| matches!(member.node, Node::Array));
+    Ok(arrays.map(|member| member.path).collect())
+}
+
 /// Lists the nodes of `input`, and tells the watcher what is no part of the hierarchy.
 pub(super) fn hierarchy(
     settings: &Reencode,

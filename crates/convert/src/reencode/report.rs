@@ -70,6 +70,8 @@ pub enum PartState {
     Mended {
         /// The number of shards.
         shards: u64,
+        /// Whether the subchunks of the other shards were decoded, and not only the indices.
+        is_decoded: bool,
     },
     /// Nothing was written, because of failures.
     Refused,

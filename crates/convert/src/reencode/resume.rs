@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zarrs::array::ArraySubset;
-use zarrs_cuda::maintenance::{Inspection, Shards};
+use zarrs_cuda::maintenance::{Inspection, Shards, SubchunkState};
 
 use super::Job;
 use super::arrays::{Input, OutputArray};
@@ -24,6 +24,8 @@ pub(super) struct Stored<'a> {
     shared: Option<(&'a SharedRun, Part)>,
     /// Whether readers see the array. Others may have updated shards since, and each shard that readers can use stays.
     is_shown: bool,
+    /// Whether a shard of an array that readers see is decoded, to find out whether readers can use it.
+    is_decoded: bool,
 }
 
 impl<'a> Stored<'a> {
@@ -45,6 +47,7 @@ impl<'a> Stored<'a> {
             changes,
             shared: None,
             is_shown: false,
+            is_decoded: false,
         })
     }
 
@@ -56,6 +59,7 @@ impl<'a> Stored<'a> {
     ) -> Result<Self, Failure> {
         Ok(Self {
             is_shown: true,
+            is_decoded: job.settings.verify,
             ..Self::all(job, input, output)?
         })
     }
@@ -82,6 +86,7 @@ impl<'a> Stored<'a> {
             changes: None,
             shared: None,
             is_shown: false,
+            is_decoded: false,
         })
     }
 
@@ -110,7 +115,7 @@ impl<'a> Stored<'a> {
             return Ok(false);
         };
         if self.is_shown {
-            return Ok(is_usable(&shard));
+            return Ok(is_usable(&shard) && (!self.is_decoded || self.decodes(shards, indices)?));
         }
         if !is_whole(&shard)
             && let Some((run, part)) = self.shared
@@ -124,6 +129,17 @@ impl<'a> Stored<'a> {
             .with_remedy("delete the shard, and do this part again"));
         }
         Ok(is_whole(&shard) && !self.is_changed(region))
+    }
+
+    /// Returns whether each subchunk of a shard decodes, with the right checksums.
+    fn decodes(&self, shards: &Shards<'_, Store>, indices: &[u64]) -> Result<bool, Failure> {
+        let verified = shards.verify(indices).map_err(Failure::to(format_args!(
+            "tell whether the shard {indices:?} of {} decodes",
+            self.place
+        )))?;
+        let is_readable =
+            |state: &SubchunkState| !matches!(state, SubchunkState::Unreadable { .. });
+        Ok(verified.is_some_and(|found| found.subchunks.iter().all(is_readable)))
     }
 
     /// Returns whether readers see the array.

@@ -134,10 +134,13 @@ impl Target {
         let nodes = self.nodes()?;
         if let Some(foreign) = nodes.iter().find(|node| !members.contains(node.as_str())) {
             return Err(Failure::failed(format!(
-                "{} is in OUT, but IN has nothing there",
+                "{} is in OUT, and this run has nothing for it",
                 self.place.join(foreign)
             ))
-            .with_remedy("name another OUT, or delete it yourself"));
+            .with_remedy(
+                "name another OUT. One array of a group is made again by `reencode IN/ARRAY OUT/ARRAY --overwrite`. \
+                 Delete what you do not need yourself",
+            ));
         }
         Ok(match start {
             Start::Anew => None,

@@ -38,7 +38,7 @@ complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "reencode" -d 
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "reshard" -d 'Move subchunks between chunks and shards without decoding them'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "inspect" -d 'Show what is in the shards of an array, and where'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "explain" -d 'Say what happens to the shards of an array, where, and why'
-complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "verify" -d 'Find damaged shards and subchunks, or compare two arrays bit for bit'
+complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "verify" -d 'Find damaged shards and subchunks, or compare two arrays or groups bit for bit'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "recover" -d 'Repair shards whose last update was interrupted'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "compact" -d 'Store shards again without their unused bytes'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_needs_command" -f -a "consolidate" -d 'Pack subchunks that were written one by one into the shards of an array'
@@ -134,6 +134,7 @@ complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand verify" -l backend
 host\t'On the processor'
 cuda\t'On a GPU, or fail'"
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand verify" -l devices -d 'The GPUs to use, by number, as 0 or 0,1; or all' -r
+complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand verify" -l recursive -d 'Verify every array of a group, and of the groups in it'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand verify" -l json -d 'Print one JSON object instead of text'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand verify" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand recover" -l part -d 'Only the part I of N of the shards, as 3/16: every Nth of the grid' -r
@@ -274,7 +275,7 @@ complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fi
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fish_seen_subcommand_from demo reencode reshard inspect explain verify recover compact consolidate stream pyramid plan status doctor bench completions man help" -f -a "reshard" -d 'Move subchunks between chunks and shards without decoding them'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fish_seen_subcommand_from demo reencode reshard inspect explain verify recover compact consolidate stream pyramid plan status doctor bench completions man help" -f -a "inspect" -d 'Show what is in the shards of an array, and where'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fish_seen_subcommand_from demo reencode reshard inspect explain verify recover compact consolidate stream pyramid plan status doctor bench completions man help" -f -a "explain" -d 'Say what happens to the shards of an array, where, and why'
-complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fish_seen_subcommand_from demo reencode reshard inspect explain verify recover compact consolidate stream pyramid plan status doctor bench completions man help" -f -a "verify" -d 'Find damaged shards and subchunks, or compare two arrays bit for bit'
+complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fish_seen_subcommand_from demo reencode reshard inspect explain verify recover compact consolidate stream pyramid plan status doctor bench completions man help" -f -a "verify" -d 'Find damaged shards and subchunks, or compare two arrays or groups bit for bit'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fish_seen_subcommand_from demo reencode reshard inspect explain verify recover compact consolidate stream pyramid plan status doctor bench completions man help" -f -a "recover" -d 'Repair shards whose last update was interrupted'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fish_seen_subcommand_from demo reencode reshard inspect explain verify recover compact consolidate stream pyramid plan status doctor bench completions man help" -f -a "compact" -d 'Store shards again without their unused bytes'
 complete -c zarrs-cuda -n "__fish_zarrs_cuda_using_subcommand help; and not __fish_seen_subcommand_from demo reencode reshard inspect explain verify recover compact consolidate stream pyramid plan status doctor bench completions man help" -f -a "consolidate" -d 'Pack subchunks that were written one by one into the shards of an array'
