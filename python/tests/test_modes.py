@@ -37,6 +37,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync as finished
 from zarr.dtype import VariableLengthBytes
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore
+from zarrs_cuda import _frames
 
 KIND = {"shape": (16, 16), "chunks": (2, 2), "shards": (8, 8), "dtype": "uint16", "fill_value": 7}
 
@@ -243,8 +244,9 @@ def test_shared_writes_are_seen_after_consolidation(tmp_path: Path) -> None:
     assert (opened(tmp_path, THEIRS)[...] == 1).all()
     with pytest.warns(zarrs_cuda.FramesWarning, match=r"1 shards of the array '/'.*consolidate"):
         assert (opened(tmp_path, OURS)[...] == 1).all()
-    with warnings.catch_warnings():
-        # Once for each array and process.
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patched:
+        # Once for each array and process, for a while.
+        patched.setattr(_frames, "AGAIN", float("inf"))
         warnings.simplefilter("error", zarrs_cuda.FramesWarning)
         assert (opened(tmp_path, OURS, shards="in_place")[...] == 1).all()
         assert (zarrs_cuda.ArrayReader(opened(tmp_path, OURS)).read() == 1).all()
@@ -254,6 +256,27 @@ def test_shared_writes_are_seen_after_consolidation(tmp_path: Path) -> None:
     for pipeline in (OURS, THEIRS):
         np.testing.assert_array_equal(opened(tmp_path, pipeline)[...], expected)
     assert zarrs_cuda.consolidate(array).shards == 0
+
+
+def test_subchunks_that_come_later_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session reads an array before another process shares its shards, as notebooks do."""
+    monkeypatch.setattr(_frames, "AGAIN", 0.0)
+    create(tmp_path, **KIND)[...] = 1
+    read = opened(tmp_path, OURS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", zarrs_cuda.FramesWarning)
+        assert (read[...] == 1).all()
+    for value in (5, 6):
+        shared = opened(tmp_path, OURS, shards="shared")
+        shared[0, 0] = value
+        with pytest.warns(zarrs_cuda.FramesWarning, match="1 shards"):
+            assert read[0, 0] == (1 if value == 5 else 5)
+        with pytest.warns(zarrs_cuda.FramesWarning, match="1 shards"):
+            zarrs_cuda.ArrayReader(opened(tmp_path, OURS))
+        zarrs_cuda.consolidate(shared)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", zarrs_cuda.FramesWarning)
+            assert read[0, 0] == value
 
 
 @pytest.mark.parametrize("mode", ["rewrite", "in_place"])

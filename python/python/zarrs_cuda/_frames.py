@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 import warnings
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
 MARKER = ".zarrs-cuda-frames"
 # How many arrays are known.
 _KEPT = 256
+# The seconds after which a process looks again: another process may have stored subchunks since.
+AGAIN = 2.0
 
 # The process that looked, the path of the array, and the store behind its type: stores of different types may
-# fail to compare. Replaced as a whole, because a lock may be held for ever in a forked child.
-_looked: tuple[tuple[int, str, type[Store], Store], ...] = ()
+# fail to compare. And when it looked. Replaced as a whole, because a lock may be held for ever in a forked
+# child.
+_looked: tuple[tuple[tuple[int, str, type[Store], Store], float], ...] = ()
 
 
 def may_have_frames(store: Store) -> bool:
@@ -49,7 +53,8 @@ async def is_marked(store: Store, path: str) -> bool:
 async def look(store: Store, path: str) -> None:
     """Warn if subchunks are stored beside shards of the array at ``path``, which was read without them.
 
-    Each process looks once at an array. An array that was never shared costs one request.
+    Each process looks at an array at its first read, and again at a read :data:`AGAIN` seconds later. An
+    array that was never shared costs one request.
     """
     if not _is_new(store, path):
         return
@@ -77,10 +82,11 @@ def look_at(found: Place, store: Store, path: str) -> None:
 def _is_new(store: Store, path: str) -> bool:
     """Return whether this process is to look at an array, and note that it does."""
     global _looked
-    key = os.getpid(), path, type(store), store
-    if key in _looked or not may_have_frames(store):
+    key, now = (os.getpid(), path, type(store), store), time.monotonic()
+    recent = tuple(entry for entry in _looked if now - entry[1] < AGAIN)
+    if any(known == key for known, _ in recent) or not may_have_frames(store):
         return False
-    _looked = (key, *_looked)[:_KEPT]
+    _looked = ((key, now), *recent)[:_KEPT]
     return True
 
 

@@ -124,8 +124,8 @@ class CodecPipeline(_CodecPipeline):
         self._other: BatchedCodecPipeline | None = None
         # Of an irregular grid of chunks, the pipelines of each shape.
         self._of_chunks: dict[tuple[int, ...], CodecPipeline] = {}
-        # The process that has looked for subchunks beside shards.
-        self._looked: int | None = None
+        # The process that has looked for subchunks beside shards, and when.
+        self._looked: tuple[int, float] = (0, 0.0)
         # The process that has checked that the GPUs that were asked for can be used.
         self._checked: int | None = None
         # How many reads have to be in time until the event loop's thread does them again.
@@ -292,10 +292,17 @@ class CodecPipeline(_CodecPipeline):
         with _named(batch):
             there = await self._read_ours(ours, batch, out, drop_axes)
         _devices.warn_of_missing(self._devices, looks=ours.is_sharded)
-        if ours.is_sharded and not ours.is_shared and self._looked != os.getpid():
-            self._looked = os.getpid()
+        if ours.is_sharded and not ours.is_shared and self._is_to_look():
             await _frames.look(batch[0][0].store, ours.path_of(batch[0][0].path))
         return tuple(GetResult(status="present" if is_there else "missing") for is_there in there)
+
+    def _is_to_look(self) -> bool:
+        """Return whether subchunks beside shards are to be looked for, and note that they are."""
+        process, now = os.getpid(), time.monotonic()
+        if self._looked[0] == process and now - self._looked[1] < _frames.AGAIN:
+            return False
+        self._looked = process, now
+        return True
 
     async def _read_ours(
         self, ours: Native, batch: Batch, out: NDBuffer, drop_axes: tuple[int, ...]
