@@ -46,7 +46,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        const UNITS: [(&str, u64); 9] = [
+        const UNITS: [(&str, u64); 13] = [
             ("KiB", 1 << 10),
             ("MiB", 1 << 20),
             ("GiB", 1 << 30),
@@ -56,6 +56,11 @@ impl FromStr for Size {
             ("GB", 1_000_000_000),
             ("TB", 1_000_000_000_000),
             ("B", 1),
+            // Schedulers and containers mean powers of 2 by these.
+            ("K", 1 << 10),
+            ("M", 1 << 20),
+            ("G", 1 << 30),
+            ("T", 1 << 40),
         ];
         let wrong =
             || "it is a number of bytes above 0, as 1048576, 512MiB, 1.5GiB or 2GB".to_string();
@@ -176,6 +181,7 @@ mod tests {
         assert_eq!(bytes("2KiB"), Some(2048));
         assert_eq!(bytes("1.5 MiB"), Some(3 << 19));
         assert_eq!(bytes("2GB"), Some(2_000_000_000));
+        assert_eq!(bytes("64M"), Some(64 << 20));
         for wrong in ["", "0", "-1", "KiB", "1 XB", "nan", "inf", "1e300"] {
             assert_eq!(bytes(wrong), None, "{wrong}");
         }
