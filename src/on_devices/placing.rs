@@ -1,5 +1,7 @@
 //! Boxes that are read into memory of an application on a simulated device: the elements are those that the host reads.
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 use zarrs::array::{Array, ArraySubset};
 use zarrs::storage::store::MemoryStore;
@@ -14,6 +16,7 @@ use crate::plan::{EngineRule, Engines};
 use crate::reader::{ArrayReader, DevicePlace, ReaderError};
 use zarrs_cuda_engine::cuda::driver::{DeviceMemory, DeviceSpan, Site, StreamId};
 use zarrs_cuda_engine::fakes::Numbers;
+use zarrs_cuda_engine::fakes::simulation::Inject;
 
 const DONE: Site = Site("test: the application's stream");
 const FILLED: u8 = 0xcc;
@@ -314,6 +317,151 @@ fn damage_is_found_before_anything_is_written() {
     memory.end();
     drop((reader, array));
     on.end();
+}
+
+/// The number of bytes of a row of shards.
+const ROW: usize = 8 * 30 * 37 * 2;
+
+/// Damages a shard behind the first row of shards, and reads all rows into `memory`, in pieces of such rows.
+fn read_until_damage(
+    (array, reader): (&Array<MemoryStore>, &ArrayReader<MemoryStore>),
+    memory: &Memory<'_>,
+) -> ReaderError {
+    let key = StoreKey::new("array/c/1/0/0").unwrap();
+    let mut shard = array.storage().get(&key).unwrap().expect("stored").to_vec();
+    shard[1] ^= 0xff;
+    array.storage().set(&key, shard.into()).unwrap();
+    let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
+    // SAFETY: the stream lives, and orders the use of the memory.
+    let read = unsafe { reader.read_pieces_into_device(&[array.subset_all()], &[place], ROW) };
+    read.expect_err("damaged")
+}
+
+/// After an error the call waits for the pieces before, so that the places can be used again.
+#[test]
+fn pieces_before_an_error_are_complete() {
+    let on = OnDevice::new(Schedule::Latest);
+    let (array, reader) = reader(&on, &options());
+    let mut memory = Memory::on(&on, 21 * 30 * 37 * 2);
+    let depth = array.chunk_shape(&[0, 0, 0]).unwrap()[0].get();
+    let first = ArraySubset::from(vec![0..depth, 0..30, 0..37]);
+    let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
+    memory.expect(&reader, &first, &place);
+    let error = read_until_damage((&array, &reader), &memory);
+    assert!(matches!(error, ReaderError::Damaged(_)), "{error}");
+    assert!(!error.device_may_write());
+    // Nothing is enqueued any more: the stream is through, and nobody has waited for it.
+    on.simulation().stall(memory.stream, true);
+    on.driver.enter().unwrap();
+    assert!(on.driver.poll_stream(memory.stream, DONE).unwrap());
+    on.driver.leave().unwrap();
+    on.simulation().stall(memory.stream, false);
+    memory.end();
+    drop((reader, array));
+    on.end();
+}
+
+/// If the application's stream stands still, the device may write the places after the call has failed.
+#[test]
+fn pieces_before_an_error_may_still_be_written() {
+    let on = OnDevice::new(Schedule::Latest);
+    let limit = Duration::from_millis(100);
+    let options = options().with_device_timeout(limit);
+    let (array, reader) = reader(&on, &options);
+    let mut memory = Memory::on(&on, 21 * 30 * 37 * 2);
+    let depth = array.chunk_shape(&[0, 0, 0]).unwrap()[0].get();
+    let first = ArraySubset::from(vec![0..depth, 0..30, 0..37]);
+    let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
+    memory.expect(&reader, &first, &place);
+    on.simulation().stall(memory.stream, true);
+    let begin = Instant::now();
+    let error = read_until_damage((&array, &reader), &memory);
+    assert!(begin.elapsed() >= limit);
+    assert!(error.device_may_write(), "{error:?}");
+    assert!(error.to_string().contains("c/1/0/0"), "{error}");
+    assert!(error.to_string().contains("on their way"), "{error}");
+    on.simulation().stall(memory.stream, false);
+    // The stream of the application was slow, and the device is still used.
+    reader.read_device(&first).expect("reads");
+    memory.end();
+    // The thread that frees the buffer of the second piece has waited for the stalled stream, which the simulation reports
+    // as a hang: `end` would not find it clean.
+    drop((reader, array));
+}
+
+/// Errors before anything is written leave the places to the application: it may free them, and try again.
+#[test]
+fn devices_that_fail_before_a_copy_do_not_write() {
+    let on = OnDevice::new(Schedule::Latest);
+    // No lane has so little memory.
+    let (array, reader) = reader(&on, &options().with_device_memory(1));
+    let memory = Memory::on(&on, 21 * 30 * 37 * 2);
+    let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
+    let all = [array.subset_all()];
+    // SAFETY: the stream lives, and orders the use of the memory.
+    let error = unsafe { reader.read_into_device(&all, &[place]) }.expect_err("too little");
+    assert!(
+        matches!(error, ReaderError::DeviceUnusable { .. }),
+        "{error:?}"
+    );
+    assert!(!error.device_may_write(), "{error:?}");
+    memory.end();
+    drop((reader, array));
+    on.end();
+}
+
+/// A device that breaks may write the places if it breaks behind the copies of a piece, and not if it breaks before.
+#[test]
+fn devices_that_break_may_write_what_was_enqueued() {
+    let read = |part: Option<usize>| {
+        let on = OnDevice::new(Schedule::Latest);
+        let (array, reader) = reader(&on, &options());
+        let memory = Memory::on(&on, 21 * 30 * 37 * 2);
+        let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
+        let operations = || on.simulation().counts().operations;
+        let first = operations();
+        if let Some(part) = part {
+            let operation = first + part;
+            on.simulation().inject(Inject::Sticky { operation });
+        }
+        // SAFETY: the stream lives, and orders the use of the memory.
+        let read = unsafe { reader.read_pieces_into_device(&[array.subset_all()], &[place], ROW) };
+        (read, operations() - first)
+    };
+    let (whole, operations) = read(None);
+    whole.expect("reads");
+    let mut seen = [false; 2];
+    for part in (0..10).map(|tenth| operations * tenth / 10) {
+        // The operations are not always as many.
+        let (Err(error), _) = read(Some(part)) else {
+            continue;
+        };
+        if !matches!(error, ReaderError::DeviceUnusable { .. }) {
+            assert!(matches!(error, ReaderError::Device { .. }), "{error:?}");
+        }
+        assert!(part > 0 || !error.device_may_write(), "{error:?}");
+        seen[usize::from(error.device_may_write())] = true;
+    }
+    assert_eq!(seen, [true; 2]);
+}
+
+/// A device that breaks is told from one that cannot be used, in the read and afterwards.
+#[test]
+fn devices_that_have_failed_are_told() {
+    let on = OnDevice::new(Schedule::Latest);
+    let (array, reader) = reader(&on, &options());
+    let memory = Memory::on(&on, 21 * 30 * 37 * 2);
+    let place = memory.place(0, &[30 * 37 * 2, 37 * 2, 2]);
+    let all = [array.subset_all()];
+    let operation = on.simulation().counts().operations + 10;
+    on.simulation().inject(Inject::Sticky { operation });
+    for _ in 0..2 {
+        // SAFETY: the stream lives, and orders the use of the memory.
+        let error = unsafe { reader.read_into_device(&all, &[place.clone()]) };
+        let error = error.expect_err("broken");
+        assert!(matches!(error, ReaderError::Device { .. }), "{error:?}");
+        assert!(!error.device_may_write(), "{error:?}");
+    }
 }
 
 /// Each device reads into its own memory, also for a reader of the first one.

@@ -23,6 +23,9 @@ pub(crate) enum ReadsError {
     /// A device that was asked for cannot be used.
     #[error("{0}")]
     Unusable(Error),
+    /// A device that was asked for hangs, or its context is broken.
+    #[error("{0}")]
+    Failed(Error),
 }
 
 /// Reads subchunks of one kind into the memory of a device.
@@ -155,10 +158,17 @@ impl Engines {
         };
         let mut compressors = compressors(options);
         compressors.decode = on_device;
+        let devices = engine.devices.clone();
         let engine = engine.for_chain(chain, compressors);
-        let reads = engine.reads(device, grid, chain);
+        let reads = engine.reads(device, grid, chain).map_err(|error| {
+            let reason = error.to_string();
+            if devices.has_failed(device) {
+                return ReadsError::Failed(Error::BackendUnavailable { backend, reason });
+            }
+            unusable(reason)
+        });
         Ok(DeviceReads {
-            reads: reads.map_err(|error| unusable(error.to_string()))?,
+            reads: reads?,
             is_foreign,
         })
     }

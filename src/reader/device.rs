@@ -149,9 +149,7 @@ impl DeviceSink<'_> {
     /// The calling thread has failed. It returns another error to the caller.
     pub(super) fn send(&self, subchunk: ReadySubchunk) -> Result<(), ReaderError> {
         let sent = self.sender.send(subchunk);
-        sent.map_err(|_| ReaderError::Device {
-            reason: "the device has failed".to_string(),
-        })
+        sent.map_err(|_| failed("the device has failed".to_string()))
     }
 
     /// Returns the boxes of the subchunk `number` that `parts` want.
@@ -203,7 +201,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// - [`ReaderError::DeviceNotAsked`] if no device was asked for, or another one than
     ///   [`with_device`](Self::with_device) names.
     /// - [`ReaderError::DeviceUnusable`] if the device cannot be used, or has too little memory.
-    /// - [`ReaderError::Device`] if it fails during the read.
+    /// - [`ReaderError::Device`] if it fails during the read, or has failed before.
     /// - The errors of [`read`](Self::read). Arrays that [zarrs reads](Self::is_by_zarrs) are
     ///   [`ReaderError::Unsupported`].
     pub fn read_device(&self, subset: &dyn ArraySubsetTraits) -> Result<DeviceTensor, ReaderError> {
@@ -330,6 +328,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             match error {
                 ReadsError::NotAsked(_) => ReaderError::DeviceNotAsked { reason },
                 ReadsError::Unusable(_) => ReaderError::DeviceUnusable { reason },
+                ReadsError::Failed(_) => failed(reason),
             }
         })?;
         Ok((sharding, reads))
@@ -361,7 +360,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             let reading = thread.spawn_scoped(scope, move || {
                 self.read_from_store(codec, boxes, OutputPlace::Device(&sink))
             });
-            let reading = reading.map_err(|error| ReaderError::Device {
+            let reading = reading.map_err(|error| ReaderError::DeviceUnusable {
                 reason: format!("a thread cannot be started: {error}"),
             })?;
             let mut damaged = |tag: usize, error: EngineError| {
@@ -399,9 +398,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                     Ok(report)
                 }
                 Ok(Err(error)) => Err(error),
-                Err(_) => Err(ReaderError::Device {
-                    reason: "a thread of the reader has panicked".to_string(),
-                }),
+                Err(_) => Err(failed("a thread of the reader has panicked".to_string())),
             }
         })
     }
@@ -420,12 +417,21 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
 pub(super) fn device_error(error: &EngineError) -> ReaderError {
     match *error {
         EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },
+        EngineError::Unsuitable(_) => ReaderError::DeviceUnusable {
+            reason: error.to_string(),
+        },
         _ if error.wants_less() => ReaderError::DeviceUnusable {
             reason: error.to_string(),
         },
-        _ => ReaderError::Device {
-            reason: error.to_string(),
-        },
+        _ => failed(error.to_string()),
+    }
+}
+
+/// Returns the error of a read that has failed, and after which the device writes no place.
+fn failed(reason: String) -> ReaderError {
+    ReaderError::Device {
+        reason,
+        may_write: false,
     }
 }
 

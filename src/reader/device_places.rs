@@ -20,7 +20,9 @@ use super::device::{device_error, place_error, product};
 use super::output::check;
 use super::request::{self, WantedBox};
 use super::{ArrayReader, ReaderError, extents};
-use crate::plan::DeviceReads;
+use crate::codec::CudaShardingCodec;
+use crate::plan::{DeviceReads, HandOver};
+use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::contract::DeviceArray;
 use zarrs_cuda_engine::layout;
 
@@ -103,8 +105,10 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// - The errors of [`read_device`](Self::read_device).
     /// - The errors of [`read`](Self::read).
     ///
-    /// Pieces before the one that has failed may have been written, each behind the work in its stream. If
-    /// [`ReaderError::device_may_write`] says so, the places must not be freed or used again before the process ends.
+    /// Pieces before the one that has failed may have been written, each behind the work in its stream. After an error
+    /// the call waits for them, for [`Options::with_device_timeout`](crate::Options::with_device_timeout) at most. If they
+    /// are not there then, the error is [`ReaderError::Device`], and [`ReaderError::device_may_write`] returns true: the
+    /// places must not be freed or used again before the process ends.
     ///
     /// # Safety
     /// The streams belong to the primary context of the device, and are neither destroyed nor captured during the call.
@@ -155,7 +159,31 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         // SAFETY: this function has the same requirements, which its caller keeps.
         let way = unsafe { reads.hand_over(streams, most.saturating_mul(2)) };
         let mut way = way.map_err(|error| place_error(&error))?;
-        for group in &groups {
+        // SAFETY: this function has the same requirements, which its caller keeps.
+        let read = unsafe { self.read_groups(codec, (&sharding, &reads), &groups, most, &mut way) };
+        read.map_err(|error| {
+            if way.settle() {
+                error
+            } else {
+                still_written(error)
+            }
+        })
+    }
+
+    /// Reads all pieces of `groups`, and hands them over on their `way`. Pieces have at most `most` bytes.
+    ///
+    /// # Safety
+    /// The requirements of [`read_into_device`](Self::read_into_device). Each part lies in its place, which is memory of
+    /// the device.
+    unsafe fn read_groups(
+        &self,
+        codec: &CudaShardingCodec,
+        (sharding, reads): (&Sharding, &DeviceReads),
+        groups: &[PartGroup<'_>],
+        most: usize,
+        way: &mut HandOver<'_>,
+    ) -> Result<(), ReaderError> {
+        for group in groups {
             let at_once = (most / group.bytes.max(1)).max(1);
             for piece in group.parts.chunks(at_once) {
                 let buffer = way
@@ -168,7 +196,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 };
                 let subsets = piece.iter().map(|part| part.subset.clone()).collect();
                 let boxes = WantedBox::in_steps(subsets, group.bytes);
-                self.read_to_device(codec, &sharding, &reads, &boxes, &output)?
+                self.read_to_device(codec, sharding, reads, &boxes, &output)?
                     .log();
                 let copies = piece.iter().enumerate().map(|(number, part)| {
                     let from = number * group.bytes;
@@ -177,7 +205,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 // SAFETY: the elements of each part were checked to lie in its place, and the driver says that the place
                 // is memory of the device. The caller of this function vouches for the rest.
                 let copied = unsafe { way.copy(group.stream, buffer, copies) };
-                copied.map_err(|error| device_error(&error))?;
+                copied.map_err(|error| place_error(&error))?;
             }
         }
         Ok(())
@@ -237,6 +265,20 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         }
         check_apart(&parts, size)?;
         Ok(parts)
+    }
+}
+
+/// Returns the error of a read that has failed with `error` while elements are on their way to the places.
+fn still_written(error: ReaderError) -> ReaderError {
+    let why = match error {
+        ReaderError::Device { reason, .. } | ReaderError::DeviceUnusable { reason } => reason,
+        error => error.to_string(),
+    };
+    ReaderError::Device {
+        reason: format!(
+            "{why}; elements that were read before are still on their way, and the device may write the places: do not free or use them before the process ends"
+        ),
+        may_write: true,
     }
 }
 

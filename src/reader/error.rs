@@ -95,11 +95,14 @@ pub enum ReaderError {
         /// The reason, and advice.
         reason: String,
     },
-    /// A device failed during the read, or did not finish in time.
+    /// A device has failed, or did not finish in time.
     #[error("cannot read into the memory of a device: {reason}")]
     Device {
         /// The reason, and advice.
         reason: String,
+        /// Whether the device may still write the places that were given to it: see
+        /// [`device_may_write`](Self::device_may_write).
+        may_write: bool,
     },
     /// A store failed.
     #[error("cannot read {key}: {error}")]
@@ -136,11 +139,12 @@ pub enum ReaderError {
 }
 
 impl ReaderError {
-    /// Returns whether a device may still write the places that were given to it: the device failed, or did not finish
-    /// in time. The application must not use or free the places before the process ends.
+    /// Returns whether a device may still write the places that were given to it: elements were on their way there when
+    /// the read failed, and were not there in time. The application must not use or free the places before the process
+    /// ends.
     #[must_use]
     pub fn device_may_write(&self) -> bool {
-        matches!(self, Self::Device { .. })
+        matches!(self, Self::Device { may_write, .. } if *may_write)
     }
 }
 

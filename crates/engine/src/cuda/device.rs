@@ -153,6 +153,12 @@ impl Device {
         quarantine.is_some_and(|quarantine| quarantine.cause == Cause::Wrong)
     }
 
+    /// Returns whether the device is in quarantine because it hangs, or because its context is broken.
+    pub(super) fn has_failed(&self) -> bool {
+        let quarantine = self.quarantine.get();
+        quarantine.is_some_and(|quarantine| quarantine.cause != Cause::Wrong)
+    }
+
     /// Returns whether calls of the driver on other threads return: the device does not hang, the process is
     /// not about to end, and it is no forked child, which does not have these threads.
     pub(super) fn returns_calls(&self) -> bool {

@@ -170,6 +170,13 @@ impl Devices {
         format!("there is no CUDA device {ordinal}: the devices that can be used are {ordinals:?}")
     }
 
+    /// Returns whether this process does not use the device `ordinal` any more because the device hangs, or because its
+    /// context is broken. Takes no lock.
+    pub fn has_failed(&self, ordinal: usize) -> bool {
+        let mut devices = self.devices.iter();
+        devices.any(|device| device.info().ordinal == ordinal && device.has_failed())
+    }
+
     /// Returns the indices of the usable devices that `limits` allows. Takes no lock, so that a forked child
     /// gets an error here instead of a deadlock.
     ///

@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::CudaReads;
 use super::memory::{CAPTURED, DeviceBuffer, record_new};
@@ -38,6 +39,8 @@ pub struct HandOver<'a> {
     most: usize,
     /// The buffers whose elements are on their way, the oldest first, each with the event after which they are there.
     on_their_way: VecDeque<(DeviceBuffer, EventId)>,
+    /// Whether copies were enqueued whose end is not known, because a record or a wait has failed.
+    is_lost: bool,
 }
 
 impl CudaReads {
@@ -99,6 +102,7 @@ impl CudaReads {
             device,
             most,
             on_their_way: VecDeque::new(),
+            is_lost: false,
         })
     }
 }
@@ -113,26 +117,43 @@ impl HandOver<'_> {
             let buffers = this.on_their_way.iter();
             buffers.map(|(buffer, _)| buffer.len()).sum()
         };
+        // The application's work may take any time. The copy is part of it.
+        let never = || false;
         while !self.on_their_way.is_empty() && bytes(self).saturating_add(len) > self.most {
-            self.wait_for_oldest()?;
+            self.wait_for_oldest(&never)?;
         }
         loop {
             match self.reads.allocate(len) {
                 // The memory of an older buffer may do, or may be freed.
                 Err(error) if is_out_of_memory(&error) && !self.on_their_way.is_empty() => {
-                    self.wait_for_oldest()?;
+                    self.wait_for_oldest(&never)?;
                 }
                 allocated => return allocated,
             }
         }
     }
 
-    /// Waits until the oldest buffer was copied in the application's stream, for any time.
-    fn wait_for_oldest(&mut self) -> Result<(), EngineError> {
-        let Some((buffer, event)) = self.on_their_way.pop_front() else {
-            return Ok(());
+    /// Waits until all elements that were handed over are in their places, after an error. Waits for the limit of one
+    /// wait at most. Returns whether they are there; if not, the device may still write the places.
+    pub fn settle(&mut self) -> bool {
+        let (begin, limit) = (Instant::now(), self.reads.engine.limits.timeout);
+        let is_late = || begin.elapsed() >= limit;
+        while !self.is_lost && !self.on_their_way.is_empty() {
+            // An error makes the copy a lost one.
+            if let Ok(false) = self.wait_for_oldest(&is_late) {
+                return false;
+            }
+        }
+        !self.is_lost
+    }
+
+    /// Waits until the oldest buffer was copied in the application's stream, or until `stop` returns true. Returns
+    /// whether it was copied.
+    fn wait_for_oldest(&mut self, stop: &dyn Fn() -> bool) -> Result<bool, EngineError> {
+        let Some((_, event)) = self.on_their_way.front() else {
+            return Ok(true);
         };
-        // The application's work may take any time. The copy is part of it.
+        let event = *event;
         let lent = LentMemory::new();
         lent.lend(0..0, event);
         let limit = WaitLimit {
@@ -141,12 +162,18 @@ impl HandOver<'_> {
         };
         let device = &self.device;
         let waited = device.enter().and_then(|entered| {
-            let waited = device.wait(Awaited::Event(event), HANDED_OVER_HOST, limit);
+            let waited = device.wait_unless(Awaited::Event(event), HANDED_OVER_HOST, limit, stop);
             drop(entered);
             waited
         });
-        // The buffer is the next one, unless the wait has failed.
-        buffer.spare(event);
+        if let Ok(false) = waited {
+            return Ok(false);
+        }
+        self.is_lost |= waited.is_err();
+        if let Some((buffer, _)) = self.on_their_way.pop_front() {
+            // The buffer is the next one, unless the wait has failed.
+            buffer.spare(event);
+        }
         Ok(waited?)
     }
 
@@ -175,6 +202,7 @@ impl HandOver<'_> {
             drop(entered);
             return Err(error);
         }
+        let was_lost = self.is_lost;
         let mut copied = Ok(());
         for (from, shape, strides, to) in boxes {
             let rows = rows(from, (shape, size), strides, &to.strides);
@@ -189,21 +217,24 @@ impl HandOver<'_> {
         drop(entered);
         // After an error, the buffer is dropped, and freed when everything on the device is complete.
         self.on_their_way.push_back((buffer, event?));
+        // The event tells when they are complete.
+        self.is_lost = was_lost;
         Ok(())
     }
 
-    /// Enqueues the copies of one box.
+    /// Enqueues the copies of one box, which are lost until an event is recorded behind them.
     ///
     /// # Safety
     /// The requirements of [`copy`](Self::copy).
     unsafe fn copy_box(
-        &self,
+        &mut self,
         stream: u64,
         buffer: &DeviceBuffer,
         rows: &RowsBox,
         to: &DeviceArray,
     ) -> Result<(), DriverError> {
-        let driver = self.device.driver();
+        let device = self.device.clone();
+        let driver = device.driver();
         let source = driver.adopt(buffer.pointer(), buffer.len())?;
         let target = driver.adopt(to.pointer, to.len)?;
         for RowsCopy { shape, from, to } in rows.copies(driver.device().largest_pitch) {
@@ -213,7 +244,8 @@ impl HandOver<'_> {
             // SAFETY: the buffer lives until the event behind these copies has happened. The caller vouches for the
             // place and the stream.
             let copied = unsafe { driver.copy_rows_in(stream, shape, from, to) };
-            self.device.watch(copied)?;
+            device.watch(copied)?;
+            self.is_lost = true;
         }
         Ok(())
     }
