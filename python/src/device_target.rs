@@ -20,7 +20,7 @@ use zarrs_cuda::reader::{ArrayReader, DevicePlace, ReaderError};
 use crate::array::Opened;
 use crate::batch::{Batch, Item};
 use crate::device_tensor::VERSIONED;
-use crate::error::Error;
+use crate::error::{Error, of_python};
 use crate::memory::Memory;
 use crate::read;
 use crate::store::Store;
@@ -168,7 +168,7 @@ pub(crate) struct DeviceTarget {
 }
 
 /// A C-contiguous array on a GPU, as `zarrs_cuda._pipeline` describes it.
-#[derive(Clone, Debug, FromPyObject)]
+#[derive(Debug, FromPyObject)]
 pub(crate) struct DeviceOutput {
     /// The number of the GPU.
     #[pyo3(item(0))]
@@ -184,6 +184,9 @@ pub(crate) struct DeviceOutput {
     /// The stream in which the elements are written.
     #[pyo3(item(4))]
     stream: u64,
+    /// Keeps the memory.
+    #[pyo3(item(5))]
+    owner: Py<PyAny>,
 }
 
 impl DeviceOutput {
@@ -193,17 +196,31 @@ impl DeviceOutput {
     }
 }
 
-/// Reads the boxes of `batch` into `output`. Returns whether the library reads the array so.
+/// Whether elements were read into the memory of a device.
+#[derive(Debug)]
+pub(crate) enum InMemory {
+    /// The copies to the memory are enqueued.
+    Read,
+    /// The host decodes them, and CuPy copies them: no device was asked for that reads them.
+    NotAsked,
+    /// The host decodes them, and CuPy copies them, because the library cannot, for this reason.
+    Unusable(String),
+}
+
+/// Reads the boxes of `batch` into `output`.
+///
+/// # Errors
+/// [`Error::Device`] if the device has failed: it may do nothing any more, for CuPy either.
 pub(crate) fn read_batch(
     opened: &Opened,
     store: &Store,
     batch: &Batch,
     output: &DeviceOutput,
     threads: NonZeroUsize,
-) -> Result<bool, Error> {
+) -> Result<InMemory, Error> {
     read::check_keys(opened, batch)?;
     let Some(reader) = opened.device_reader(store, threads.get())? else {
-        return Ok(false);
+        return Ok(InMemory::NotAsked);
     };
     let joined = opened.one_box(&batch.items);
     let each = || {
@@ -236,12 +253,24 @@ pub(crate) fn read_batch(
     let subsets: Vec<ArraySubset> = boxes.into_iter().map(|(subset, _)| subset).collect();
     // SAFETY: the library asks the driver whether the places are memory of the device. The caller, in Python, holds the
     // array, uses it in the stream alone, and waits for the stream before it gives the array to anybody.
-    match unsafe { reader.read_into_device(&subsets, &places) } {
+    let read = unsafe { reader.read_into_device(&subsets, &places) };
+    keep_if_written(read.as_ref().err(), &output.owner);
+    match read {
+        Ok(()) => Ok(InMemory::Read),
         // The environment may ask for another device than that of the array.
-        Err(ReaderError::DeviceNotAsked { .. }) => Ok(false),
-        // The host decodes for memory that the library does not take, and CuPy copies there.
-        Err(error @ ReaderError::DevicePlace { .. }) => Err(Error::Device(error.to_string())),
-        read => Ok(read.map(|()| true)?),
+        Err(ReaderError::DeviceNotAsked { .. }) => Ok(InMemory::NotAsked),
+        Err(error @ (ReaderError::DevicePlace { .. } | ReaderError::DeviceUnusable { .. })) => {
+            Ok(InMemory::Unusable(of_python(&error.to_string())))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Keeps the memory of `owner` for ever if the device may still write there after `error`. If the memory were freed,
+/// its library would give it to other arrays.
+fn keep_if_written(error: Option<&ReaderError>, owner: &Py<PyAny>) {
+    if error.is_some_and(ReaderError::device_may_write) {
+        Python::attach(|py| std::mem::forget(owner.clone_ref(py)));
     }
 }
 
@@ -270,9 +299,6 @@ pub(crate) fn read(
     // SAFETY: the library asks the driver whether the places are memory of the device. The caller, in Python, holds the
     // owner of the memory, orders its use by the stream, and keeps the stream until the call returns.
     let read = unsafe { reader.read_into_device(&boxes, &places) };
-    if read.as_ref().is_err_and(ReaderError::device_may_write) {
-        // Freeing the memory would let its library give it to other arrays.
-        Python::attach(|py| std::mem::forget(target.owner.clone_ref(py)));
-    }
+    keep_if_written(read.as_ref().err(), &target.owner);
     Ok(read?)
 }

@@ -15,7 +15,7 @@ use zarrs_cuda::writer::ShardUpdate;
 
 use crate::array::{Keys, Opener, shard_format};
 use crate::batch::{self, Batch};
-use crate::device_target::{self, DeviceOutput};
+use crate::device_target::{self, DeviceOutput, InMemory};
 use crate::devices::DeviceSettings;
 use crate::elements::{self, Elements};
 use crate::error::{Error, detached, no_panic, of_python, unsupported};
@@ -290,25 +290,30 @@ impl Native {
     }
 
     /// Reads the items of `batch` into `out`, an array on a device, behind the work in its stream. Returns whether they
-    /// were read: all of them are boxes, and the library reads the array into the memory of devices. The copies to `out`
-    /// are enqueued then, and may not be complete.
+    /// were read, and the reason if the device cannot be used. They are read if all of them are boxes, and if the library
+    /// reads the array into the memory of devices. The copies to `out` are enqueued then, and may not be complete.
     fn read_into_device(
         &self,
         py: Python<'_>,
         batch: &Bound<'_, PyList>,
         out: DeviceOutput,
         threads: NonZeroUsize,
-    ) -> PyResult<bool> {
+    ) -> PyResult<(bool, Option<String>)> {
         let memory = out.memory();
         let parsed = batch::parse(batch, &self.keys, &memory, &[], true)?;
         if !parsed.others.is_empty() {
-            return Ok(false);
+            return Ok((false, None));
         }
         self.check(&memory, &parsed)?;
         let store = self.store(None)?;
-        detached(py, &parsed.path, || {
+        let read = detached(py, &parsed.path, || {
             let opened = self.opener.at(&parsed.path, threads)?;
             device_target::read_batch(&opened, &store, &parsed, &out, threads)
+        });
+        Ok(match read? {
+            InMemory::Read => (true, None),
+            InMemory::NotAsked => (false, None),
+            InMemory::Unusable(why) => (false, Some(why)),
         })
     }
 

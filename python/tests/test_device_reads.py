@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import gc
 import itertools
 import os
 import re
@@ -13,7 +16,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +27,8 @@ import pytest
 import zarr
 import zarrs_cuda
 from conftest import create
-from zarrs_cuda import _devices, _gpu_writes
+from zarrs_cuda import _devices, _gpu_writes, _interrupts
+from zarrs_cuda._interrupts import on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -804,25 +810,77 @@ def test_the_buffers_of_zarr_python_need_consent(on_devices: Callable[..., str])
             """
         )
     )
-    # A device that fails: the host takes over, unless the backend says that it must not.
-    for backend, is_refused in (("auto", False), ("cuda", True)):
-        on_devices(
-            ENABLE
-            + textwrap.dedent(
-                f"""
-                with zarr.config.set(OF_HOST):
-                    made = array_of("uint32")
-                zarrs_cuda.configure(backend={backend!r}, devices=0)
-                array = opened(made)
-                if {is_refused}:
-                    said = error_of(zarrs_cuda.BackendUnavailable, lambda: array[...])
-                    assert "device" in said, said
-                else:
-                    check(array, VALUES, False)
-                """
-            ),
-            "devices=1 fault=cuStreamIsCapturing:0:1",
+    # A device that cannot be used: the host takes over, unless the backend says that it must not.
+    on_devices(
+        ENABLE
+        + textwrap.dedent(
+            """
+            with zarr.config.set(OF_HOST):
+                made = array_of("uint32")
+            # No lane has so little memory.
+            zarrs_cuda.configure(backend="auto", devices=0, device_memory=1)
+            check(opened(made), VALUES, False)
+            zarrs_cuda.configure(backend="cuda")
+            array = opened(made)
+            said = error_of(zarrs_cuda.BackendUnavailable, lambda: array[...])
+            assert "device" in said and "enable_gpu" not in said, said
+            """
         )
+    )
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda"])
+def test_zarr_python_is_told_that_a_device_has_failed(backend: str, on_devices: Callable[..., str]) -> None:
+    """CuPy's copy of elements from the host would be done by the same device."""
+    program = ENABLE + textwrap.dedent(
+        f"""
+        # CuPy's own calls would wait for ever.
+        cupy._Memory.__del__ = lambda self: None
+        with zarr.config.set(OF_HOST):
+            zarrs_cuda.configure(backend="host")
+            made = array_of("uint32")
+        zarrs_cuda.configure(backend={backend!r}, devices=0, device_timeout=0.2)
+        array = opened(made)
+        """
+    )
+    on_devices(
+        program
+        + textwrap.dedent(
+            """
+            said = error_of(zarrs_cuda.BackendUnavailable, lambda: array[...])
+            assert "enable_gpu" in said, said
+            # The device goes on.
+            check(array, VALUES, True)
+            """
+        ),
+        "devices=1 fault=cuStreamIsCapturing:0:1",
+    )
+    on_devices(
+        program
+        + textwrap.dedent(
+            """
+            begin = time.monotonic()
+
+            def read():
+                while True:
+                    array[...]
+
+            said = error_of(zarrs_cuda.BackendUnavailable, read)
+            assert "did not get there within 200ms" in said and "enable_gpu" in said, said
+            del cupy.NOTES[:]
+            for _ in range(2):
+                said = error_of(zarrs_cuda.BackendUnavailable, lambda: array[...])
+                assert "is not used any more in this process" in said, said
+            # The thread of zarr-python waits for nothing that CuPy does.
+            assert not [note for note in cupy.NOTES if note.name.startswith(("cuMemcpy", "cuStreamSync"))]
+            assert time.monotonic() - begin < 60
+            zarrs_cuda.configure(backend="host")
+            with zarr.config.set(OF_HOST):
+                np.testing.assert_array_equal(opened(made)[...], VALUES)
+            """
+        ),
+        "devices=1 schedule=latest hang=60",
+    )
 
 
 def test_damage_is_an_error_of_zarr_pythons_reads_too(on_devices: Callable[..., str]) -> None:
@@ -855,6 +913,7 @@ def test_arrays_on_a_gpu_are_written_through_pinned_memory(
             """
             import asyncio
             zarr.config.set({"array.rectilinear_chunks": True})
+            from zarr.core import sync
             from zarrs_cuda import _gpu_writes
 
             def down():
@@ -900,6 +959,8 @@ def test_arrays_on_a_gpu_are_written_through_pinned_memory(
                         most = most_pinned(lambda: array.__setitem__(..., values))
                         assert most <= 2 * _gpu_writes.PIECE
                         assert len(down()) == pieces, "every element once"
+                        waits = [note for note in cupy.NOTES if note.name == "cuStreamSynchronize"]
+                        assert sync.iothread[0].ident not in {note.thread for note in waits + down()}
                         with zarr.config.set(OF_HOST):
                             np.testing.assert_array_equal(opened(array)[...], expected)
                 # The stream that is current on the thread that writes, of the array's device.
@@ -917,6 +978,15 @@ def test_arrays_on_a_gpu_are_written_through_pinned_memory(
                 expected[20:] = 0
                 with zarr.config.set(OF_HOST):
                     np.testing.assert_array_equal(opened(made)[...], expected)
+            # The default stream of this thread alone.
+            cupy.DEFAULT = 2
+            values = cupy.asarray(VALUES.astype("uint32"))
+            values[30:].zero_later()
+            asyncio.run(opened(made).async_array.setitem(..., values))
+            cupy.DEFAULT = 0
+            expected[20:30], expected[30:] = VALUES[20:30], 0
+            with zarr.config.set(OF_HOST):
+                np.testing.assert_array_equal(opened(made)[...], expected)
             # Elements that lie apart, other orders, none, and one.
             array, expected = opened(made), expected.astype("uint32")
             wide = rng.integers(0, 1 << 32, (40, 100), "uint32")
@@ -982,10 +1052,31 @@ def test_arrays_that_cannot_be_copied_are_not_written(on_devices: Callable[..., 
             said = error_of(zarrs_cuda.BackendUnavailable, lambda: array.__setitem__(..., values))
             assert "shape (40, 50) and type uint32 on GPU 0" in said, said
             assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said and "cupy.asnumpy" in said, said
-            # The device may still write it.
+            # The copy before is waited for, and nothing is kept.
+            until(lambda: not cupy.PINNED)
+            # No memory on the device, while a copy is on its way.
+            gather, gathered = cupy.ascontiguousarray, []
+
+            def full(values):
+                gathered.append(values)
+                if len(gathered) == 3:
+                    raise MemoryError("of the device")
+                return gather(values)
+
+            cupy._Data.copy_to_host_async, cupy.ascontiguousarray = copy, full
+            assert "of the device" in error_of(MemoryError, lambda: array.__setitem__(..., values))
+            until(lambda: not cupy.PINNED)
+            cupy.ascontiguousarray = gather
+            # The device may still write it, because the wait fails, too.
+            def broken(self):
+                raise RuntimeError("CUDA_ERROR_LAUNCH_FAILED")
+
+            synchronize, cupy.Stream.synchronize = cupy.Stream.synchronize, broken
+            said = error_of(zarrs_cuda.BackendUnavailable, lambda: array.__setitem__(..., values))
+            assert "CUDA_ERROR_LAUNCH_FAILED" in said, said
             gc.collect()
             assert len(cupy.PINNED) == 2
-            cupy._Data.copy_to_host_async = copy
+            cupy.Stream.synchronize = synchronize
             with zarr.config.set(OF_HOST):
                 np.testing.assert_array_equal(opened(made)[...], VALUES)
             array[...] = values
@@ -994,6 +1085,54 @@ def test_arrays_that_cannot_be_copied_are_not_written(on_devices: Callable[..., 
             """
         )
     )
+
+
+def test_work_of_loops_is_done_by_few_threads_that_hold_nothing() -> None:
+    class Held:
+        pass
+
+    async def failing(held: Held) -> None:
+        def fail() -> None:
+            raise ValueError(repr(held))
+
+        await on_thread(fail)
+
+    async def main() -> list[weakref.ref[Held]]:
+        running, most, lock = set(), 0, threading.Lock()
+
+        def work(number: int) -> int:
+            nonlocal most
+            with lock:
+                running.add(number)
+                most = max(most, len(running))
+            time.sleep(0.002)
+            with lock:
+                running.remove(number)
+            return number
+
+        numbers = [on_thread(functools.partial(work, number)) for number in range(200)]
+        assert await asyncio.gather(*numbers) == list(range(200))
+        assert 1 < most <= _interrupts._MOST
+        refs = []
+        for _ in range(5):
+            held = Held()
+            refs.append(weakref.ref(held))
+            with pytest.raises(ValueError, match="Held"):
+                await failing(held)
+            del held
+        return refs
+
+    before = threading.active_count()
+    gc.collect()
+    gc.disable()
+    try:
+        refs = asyncio.run(main())
+        assert not [ref for ref in refs if ref() is not None], "a cycle has it"
+    finally:
+        gc.enable()
+    for _ in range(3):
+        asyncio.run(main())
+    assert threading.active_count() <= before + _interrupts._MOST
 
 
 INTERRUPT = """
@@ -1047,30 +1186,31 @@ def test_ctrl_c_ends_a_read_from_a_device_that_hangs(is_given: bool, on_devices:
             assert "did not" in said or "is not used any more" in said, said
             said = error_of(zarrs_cuda.BackendUnavailable, lambda: reader.read(device=0))
             assert "is not used any more in this process" in said, said
-            # The work has ended, which nobody sees, and the device may still write.
+            # The work has ended, which nobody sees. It had not begun to write the memory.
             time.sleep(2)
             del out
-            gc.collect()
-            print("held" if held() is not None else "free")
-            sys.stdout.flush()
+            until(lambda: held() is None)
+            print("free", flush=True)
             raise KeyboardInterrupt
             """
         ),
         "devices=1 schedule=latest hang=60",
         code=-signal.SIGINT,
     )
-    assert ("held" if is_given else "free") in said, said
+    assert "free" in said, said
 
 
-def test_ctrl_c_ends_a_read_of_zarr_python(on_devices: Callable[..., str]) -> None:
+@pytest.mark.parametrize("is_read", [True, False])
+def test_ctrl_c_ends_calls_of_zarr_python(is_read: bool, on_devices: Callable[..., str]) -> None:
     """The end of the process waits for the device at most 5 s, and not for all the time that it may take."""
     said = on_devices(
         ENABLE
         + INTERRUPT.replace("device_timeout=5", "device_timeout=100")
         + textwrap.dedent(
-            """
+            f"""
             array = opened(made)
-            until_interrupted(lambda: array[...])
+            values = cupy.asarray(VALUES.astype("uint32"))
+            until_interrupted(lambda: array[...] if {is_read} else array.__setitem__(..., values))
             print("interrupted at", time.time(), flush=True)
             raise KeyboardInterrupt
             """

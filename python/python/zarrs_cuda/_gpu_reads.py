@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 # What DLPack calls the memory of a CUDA device, and of the host.
 _CUDA, _HOST = 2, 1
 
+# The remedy where a GPU has failed that should read into an array of CuPy.
+_FAILED = (
+    "CuPy's work on this GPU may wait for ever, too: start a new process, or read into the memory of the "
+    "host, without `zarr.config.enable_gpu()`"
+)
+
 # The handles of CUDA's own streams: the legacy default stream, and the default stream of the calling thread.
 _LEGACY, _PER_THREAD = 1, 2
 
@@ -291,13 +297,24 @@ def current(out: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def stream_for_thread(cupy: Any, number: int) -> Any:
+    """Return the stream of a GPU that is current on this thread, where another thread enqueues work."""
+    stream = cupy.cuda.get_current_stream(number)
+    if handle_of(stream) == _PER_THREAD:
+        # Another thread has another one.
+        with cupy.cuda.Device(number):
+            stream.synchronize()
+    return stream
+
+
 def into_array(
     ours: Native, batch: list[Any], out: Any, devices: _devices.Devices
 ) -> Callable[[], bool] | None:
     """Return how a batch is read into ``out``, an array of CuPy, on another thread; None if the host decodes.
 
     Call this function on the thread whose current stream orders the use of ``out``. What it returns returns
-    whether the batch was read, and then all elements are in ``out``.
+    whether the batch was read, and then all elements are in ``out``. It raises BackendUnavailable if the GPU
+    has failed: CuPy, too, would wait for it then.
     """
     if isinstance(out, np.ndarray) or not devices.asks():
         return None
@@ -314,32 +331,23 @@ def into_array(
     tells_missing = not getattr(spec.config, "read_missing_chunks", True)
     if not (is_asked and is_ours and is_plain) or tells_missing or not dtype.isnative or out.dtype != dtype:
         return None
-    stream = cupy.cuda.get_current_stream(number)
+    stream = stream_for_thread(cupy, number)
     handle = handle_of(stream)
-    if handle == _PER_THREAD:
-        # Another thread has another one.
-        stream.synchronize()
-    memory = number, out.data.ptr, out.shape, out.itemsize, 0 if handle == _LEGACY else handle
+    # The call holds the array until it ends, also where its caller was cancelled.
+    memory = number, out.data.ptr, out.shape, out.itemsize, 0 if handle == _LEGACY else handle, out
 
-    def wait() -> None:
-        # The user does not see the stream of this thread.
-        with cupy.cuda.Device(number):
-            stream.synchronize()
-
-    def read_batch(_held: Any = out) -> bool:
-        # The call holds the array until it ends, also where its caller was cancelled.
+    def read_batch() -> bool:
         try:
-            is_read = ours.read_into_device(batch, memory, _settings.threads())
+            is_read, why = ours.read_into_device(batch, memory, _settings.threads())
         except BackendUnavailable as error:
-            if _devices.wants_cuda(devices):
-                # The remedies of other reads are none here.
-                raise BackendUnavailable(error.args[0]) from error
-            return False
-        except BaseException:
-            # Some elements may be on their way.
-            wait()
-            raise
-        wait()
+            # The remedies of other reads are none here.
+            raise BackendUnavailable(error.args[0], _FAILED) from error
+        if is_read:
+            # The user does not see the stream of this thread.
+            with cupy.cuda.Device(number):
+                stream.synchronize()
+        elif why is not None and _devices.wants_cuda(devices):
+            raise BackendUnavailable(why)
         return is_read
 
     return read_batch

@@ -9,42 +9,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zarrs_cuda._errors import BackendUnavailable
-from zarrs_cuda._gpu_reads import cupy_of, current
+from zarrs_cuda._gpu_reads import cupy_of, current, stream_for_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zarr.core.buffer import NDBuffer
 
 # The bytes of each of the two pieces of pinned memory through which elements are copied.
 PIECE = 16 << 20
 
-# Pinned memory that a GPU may still write, because a copy there failed.
+# Pinned memory that a GPU may still write, because a copy there failed, and the wait for it, too.
 _lost: list[Any] = []
 
 
-def on_host(value: NDBuffer) -> np.ndarray[Any, Any]:
-    """Return the elements of a buffer, in the memory of the host.
+def copying(value: NDBuffer) -> Callable[[], np.ndarray[Any, Any]] | None:
+    """Return how elements on a GPU are copied to the host, on another thread; None for those on the host.
 
-    Elements on a GPU are copied behind the work in the stream of this GPU that is current on this thread.
-    They are complete when this function returns.
+    Call this function on the thread whose current stream of this GPU orders the use of the elements: they
+    are copied behind the work in that stream. The returned function returns the elements, which are
+    complete.
 
     Raises
     ------
     BackendUnavailable
-        If the elements are on a GPU, and cannot be copied.
+        If the elements cannot be copied. The returned function raises it, too.
     """
     values: Any = value.as_ndarray_like()
     cupy = cupy_of(values)
     if cupy is None:
-        return value.as_numpy_array()
+        return None
     number = int(values.device.id)
-    try:
-        with current(values):
-            return _copied(cupy, values, cupy.cuda.get_current_stream())
-    except MemoryError:
-        raise
-    except Exception as error:
+
+    def refused(error: Exception) -> BackendUnavailable:
         msg = (
             f"cannot copy the elements to write, an array of CuPy of shape {values.shape} and type "
             f"{values.dtype} on GPU {number}, to the memory of the host: {type(error).__name__}: {error}"
@@ -53,7 +50,23 @@ def on_host(value: NDBuffer) -> np.ndarray[Any, Any]:
             "None of them was written. Copy them to the host (`cupy.asnumpy`), and write these; if that "
             "fails, too, start a new process, because no GPU that has failed is used again in this one"
         )
-        raise BackendUnavailable(msg, remedy) from error
+        return BackendUnavailable(msg, remedy)
+
+    try:
+        stream = stream_for_thread(cupy, number)
+    except Exception as error:
+        raise refused(error) from error
+
+    def on_host() -> np.ndarray[Any, Any]:
+        try:
+            with current(values):
+                return _copied(cupy, values, stream)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise refused(error) from error
+
+    return on_host
 
 
 def _copied(cupy: Any, values: Any, stream: Any) -> np.ndarray[Any, Any]:
@@ -66,23 +79,32 @@ def _copied(cupy: Any, values: Any, stream: Any) -> np.ndarray[Any, Any]:
         pinned = [cupy.cuda.alloc_pinned_memory(size) for _ in pieces[:2]]
     except Exception:
         # There is too little of it: CuPy copies slower then, and says what else is wrong.
-        return np.asarray(cupy.asnumpy(values))
+        with stream:
+            return np.asarray(cupy.asnumpy(values))
     before: tuple[Any, Any] | None = None
+    is_on_its_way = False
     try:
         with stream:
             for piece, memory in zip(pieces, itertools.cycle(pinned)):
-                # The GPU gathers elements that lie apart.
-                part = cupy.ascontiguousarray(values[piece])
-                if before is not None:
+                if is_on_its_way:
                     # The piece before is there, and its memory is read while this one is copied.
                     stream.synchronize()
+                    is_on_its_way = False
+                # The GPU gathers elements that lie apart. There may be no memory for them.
+                part = cupy.ascontiguousarray(values[piece])
+                is_on_its_way = True
                 part.data.copy_to_host_async(memory.ptr, part.nbytes, stream)
                 if before is not None:
                     _take(made, *before)
                 before = piece, memory
             stream.synchronize()
+            is_on_its_way = False
     except BaseException:
-        _lost.append(pinned)
+        if is_on_its_way:
+            try:
+                stream.synchronize()
+            except BaseException:
+                _lost.append(pinned)
         raise
     if before is not None:
         _take(made, *before)

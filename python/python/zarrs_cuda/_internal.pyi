@@ -59,8 +59,8 @@ class Native:
         boxes: bool,
     ) -> tuple[list[bool], list[int]]: ...
     def read_into_device(
-        self, batch: list[Any], out: tuple[int, int, tuple[int, ...], int, int], threads: int
-    ) -> bool: ...
+        self, batch: list[Any], out: tuple[int, int, tuple[int, ...], int, int, Any], threads: int
+    ) -> tuple[bool, str | None]: ...
     def write(
         self,
         batch: list[Any],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import os
 import time
@@ -45,7 +44,7 @@ from zarrs_cuda._supported import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from zarr.abc.codec import Codec
     from zarr.abc.store import ByteGetter, ByteSetter, Store
@@ -365,8 +364,16 @@ class CodecPipeline(_CodecPipeline):
         if not batch:
             return
         check_mask(value.as_ndarray_like())
-        # Elements on a GPU are copied once, and only if zarr-python does not write them.
-        elements = functools.cache(functools.partial(_gpu_writes.on_host, value))
+        # Elements on a GPU are copied once, and only if zarr-python does not write them: behind the work in
+        # the stream of this thread, on another one, while the event loop goes on.
+        copying = _gpu_writes.copying(value)
+        copied: list[np.ndarray[Any, Any]] = []
+
+        async def elements() -> np.ndarray[Any, Any]:
+            if not copied:
+                copied.append(value.as_numpy_array() if copying is None else await on_thread(copying))
+            return copied[0]
+
         if not self._is_irregular:
             await self._write_regular(batch, value, elements, drop_axes)
             return
@@ -378,7 +385,7 @@ class CodecPipeline(_CodecPipeline):
         self,
         batch: Batch,
         value: NDBuffer,
-        elements: Callable[[], np.ndarray[Any, Any]],
+        elements: Callable[[], Awaitable[np.ndarray[Any, Any]]],
         drop_axes: tuple[int, ...],
     ) -> None:
         """Write to chunks of one shape. ``elements`` returns the elements of ``value`` on the host."""
@@ -389,7 +396,7 @@ class CodecPipeline(_CodecPipeline):
         store = batch[0][0].store
         store._check_writable()
         await store._ensure_open()
-        host = elements()
+        host = await elements()
         with _named(batch):
             try:
                 values = await _values_to_change(ours, batch)

@@ -216,8 +216,8 @@ class ArrayReader:
             If the box is not in the array, or ``out`` does not fit it, or the array is not one that is read
             into the memory of a GPU.
         BackendUnavailable
-            If nothing can be read into the memory of the GPU: the message says why. If the GPU failed, do not
-            free or use an ``out`` there again before the process ends.
+            If nothing can be read into the memory of the GPU: the message says why. If it says
+            that the GPU may still write an ``out``, do not use it again before the process ends.
         ShardError
             If a shard cannot be decoded.
         OSError
@@ -339,8 +339,8 @@ class ArrayReader:
             If a box is not in the array, or ``out`` does not fit, or the array is not one that is read into
             the memory of a GPU.
         BackendUnavailable
-            If nothing can be read into the memory of the GPU: the message says why. If the GPU failed, do not
-            free or use an ``out`` there again before the process ends.
+            If nothing can be read into the memory of the GPU: the message says why. If it says
+            that the GPU may still write an ``out``, do not use it again before the process ends.
         ShardError
             If a shard cannot be decoded.
         OSError
