@@ -32,7 +32,6 @@ pub(crate) use rule::EngineRule;
 pub(crate) use stream::StreamChoice;
 pub(crate) use to_host::ToHost;
 pub use typical::{TypicalShard, typical_shards};
-pub(crate) use zarrs_cuda_engine::cuda::HandOver;
 
 use consent::{Consent, Refusal, Selected};
 

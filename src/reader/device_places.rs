@@ -20,9 +20,7 @@ use super::device::{device_error, place_error, product};
 use super::output::check;
 use super::request::{self, WantedBox};
 use super::{ArrayReader, ReaderError, extents};
-use crate::codec::CudaShardingCodec;
-use crate::plan::{DeviceReads, HandOver};
-use crate::shard::sharding::Sharding;
+use crate::plan::DeviceReads;
 use zarrs_cuda_engine::contract::DeviceArray;
 use zarrs_cuda_engine::layout;
 
@@ -159,31 +157,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         // SAFETY: this function has the same requirements, which its caller keeps.
         let way = unsafe { reads.hand_over(streams, most.saturating_mul(2)) };
         let mut way = way.map_err(|error| place_error(&error))?;
-        // SAFETY: this function has the same requirements, which its caller keeps.
-        let read = unsafe { self.read_groups(codec, (&sharding, &reads), &groups, most, &mut way) };
-        read.map_err(|error| {
-            if way.settle() {
-                error
-            } else {
-                still_written(error)
-            }
-        })
-    }
-
-    /// Reads all pieces of `groups`, and hands them over on their `way`. Pieces have at most `most` bytes.
-    ///
-    /// # Safety
-    /// The requirements of [`read_into_device`](Self::read_into_device). Each part lies in its place, which is memory of
-    /// the device.
-    unsafe fn read_groups(
-        &self,
-        codec: &CudaShardingCodec,
-        (sharding, reads): (&Sharding, &DeviceReads),
-        groups: &[PartGroup<'_>],
-        most: usize,
-        way: &mut HandOver<'_>,
-    ) -> Result<(), ReaderError> {
-        for group in groups {
+        let read = groups.iter().try_for_each(|group| {
             let at_once = (most / group.bytes.max(1)).max(1);
             for piece in group.parts.chunks(at_once) {
                 let buffer = way
@@ -196,7 +170,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 };
                 let subsets = piece.iter().map(|part| part.subset.clone()).collect();
                 let boxes = WantedBox::in_steps(subsets, group.bytes);
-                self.read_to_device(codec, sharding, reads, &boxes, &output)?
+                self.read_to_device(codec, &sharding, &reads, &boxes, &output)?
                     .log();
                 let copies = piece.iter().enumerate().map(|(number, part)| {
                     let from = number * group.bytes;
@@ -207,8 +181,15 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 let copied = unsafe { way.copy(group.stream, buffer, copies) };
                 copied.map_err(|error| place_error(&error))?;
             }
-        }
-        Ok(())
+            Ok(())
+        });
+        read.map_err(|error| {
+            if way.settle() {
+                error
+            } else {
+                still_written(error)
+            }
+        })
     }
 
     /// Checks boxes and places, without the driver. Returns those that have elements.
