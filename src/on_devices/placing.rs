@@ -457,8 +457,8 @@ fn devices_that_have_failed_are_told() {
     on.simulation().inject(Inject::Sticky { operation });
     for _ in 0..2 {
         // SAFETY: the stream lives, and orders the use of the memory.
-        let error = unsafe { reader.read_into_device(&all, &[place.clone()]) };
-        let error = error.expect_err("broken");
+        let read = unsafe { reader.read_into_device(&all, std::slice::from_ref(&place)) };
+        let error = read.expect_err("broken");
         assert!(matches!(error, ReaderError::Device { .. }), "{error:?}");
         assert!(!error.device_may_write(), "{error:?}");
     }

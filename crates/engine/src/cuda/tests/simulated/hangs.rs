@@ -178,6 +178,7 @@ fn sites_of_the_source() -> BTreeSet<String> {
             "lane.synchronize(",
             "lane.synchronize_stream(",
             "device.wait(",
+            "device.wait_unless(",
         ];
         for rest in calls.iter().flat_map(|call| text.split(call).skip(1)) {
             let arguments = rest
