@@ -201,16 +201,16 @@ impl DeviceOutput {
 pub(crate) enum InMemory {
     /// The copies to the memory are enqueued.
     Read,
-    /// The host decodes them, and CuPy copies them: no device was asked for that reads them.
+    /// The host decodes them, and `CuPy` copies them: no device was asked for that reads them.
     NotAsked,
-    /// The host decodes them, and CuPy copies them, because the library cannot, for this reason.
+    /// The host decodes them, and `CuPy` copies them, because the library cannot, for this reason.
     Unusable(String),
 }
 
 /// Reads the boxes of `batch` into `output`.
 ///
 /// # Errors
-/// [`Error::Device`] if the device has failed: it may do nothing any more, for CuPy either.
+/// [`Error::Device`] if the device has failed: it may do nothing any more, for `CuPy` either.
 pub(crate) fn read_batch(
     opened: &Opened,
     store: &Store,
