@@ -504,7 +504,7 @@ fn hierarchies() {
         case.run(&format!("{options} --overwrite"), 0);
         fs::rename(case.input().join("x"), case.directory.path().join("x")).unwrap();
         let said = case.run(&format!("{options} --overwrite"), 1);
-        assert!(said.contains("IN has nothing there"), "{said}");
+        assert!(said.contains("this run has nothing for it"), "{said}");
         fs::rename(case.directory.path().join("x"), case.input().join("x")).unwrap();
 
         // Stopped in the middle, because the last array cannot be read.

@@ -475,7 +475,7 @@ mod with {
             1,
         );
         assert!(
-            text.contains("all/mine is in OUT, but IN has nothing there"),
+            text.contains("all/mine is in OUT, and this run has nothing for it"),
             "{text}"
         );
         let text = bucket.said("inspect s3://arrays/all", 1);
