@@ -188,6 +188,18 @@ fn waiting_text(waiting: &Result<usize, Failure>) -> String {
     }
 }
 
+fn damage_text(shards: u64, subchunks: usize) -> String {
+    match (shards, subchunks) {
+        (0, _) => "no damage found".to_string(),
+        (shards, 0) => format!("damage in {}", counted(shards, "shard")),
+        (shards, subchunks) => format!(
+            "damage in {}, of {}",
+            counted(shards, "shard"),
+            counted(subchunks, "subchunk")
+        ),
+    }
+}
+
 fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
     let All {
         chosen,
@@ -232,15 +244,7 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
         bytes_text(size),
         counted(subchunks, "subchunk")
     );
-    summary += &match (bad, bad_subchunks) {
-        (0, _) => "no damage found".to_string(),
-        (bad, 0) => format!("damage in {}", counted(bad, "shard")),
-        (bad, subchunks) => format!(
-            "damage in {}, of {}",
-            counted(bad, "shard"),
-            counted(subchunks, "subchunk")
-        ),
-    };
+    summary += &damage_text(bad, bad_subchunks);
     if let Some(other) = &args.against {
         let some_are = args.shards.some_are();
         summary += &match differ {
