@@ -52,7 +52,7 @@ pub fn build_sharded<TStorage: ?Sized>(
     builder.subchunk_shape(None);
     builder.array_to_bytes_codec(Arc::new(codec));
     if let [_] = &*codecs {
-        // The codecs of the builder are those of the subchunks, which the codec has now.
+        // The builder's own codecs encode subchunks, and the new codec has them already.
         builder.array_to_array_codecs(vec![]);
         builder.bytes_to_bytes_codecs(vec![]);
     }

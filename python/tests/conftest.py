@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # A shell starts programs in the background with Ctrl-C ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests begin without settings: those of the shell, and of the tests of the library, hold elsewhere.
+# Tests begin without settings: variables of the shell, or of the library's own tests, change what the
+# package does.
 for _name in list(os.environ):
     if _name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__", "ZARR_CODEC_PIPELINE__")):
         del os.environ[_name]

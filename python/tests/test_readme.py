@@ -16,34 +16,32 @@ README = ROOT / "python" / "README.md"
 TRAINING = ROOT / "docs" / "guide" / "training.md"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide/python.md"])
-def test_the_first_programs(page: str, tmp_path: Path) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    check = "from zarrs_cuda._pipeline import counts\nassert counts.other == 0"
+def run(program: list[str], folder: Path, **variables: str) -> str:
+    """Run a program of Python in a folder, and return its output."""
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", f"{program}\n{check}"],
-        cwd=tmp_path,
+        [sys.executable, "-W", "error::UserWarning", *program],
+        cwd=folder,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/python.md"])
+def test_the_first_programs(page: str, tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    check = "from zarrs_cuda._pipeline import counts\nassert counts.other == 0"
+    run(["-c", f"{program}\n{check}"], tmp_path)
 
 
 def test_the_examples_of_the_readme(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 7
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", "\n".join(blocks)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "subchunks=1" in done.stdout
+    assert "subchunks=1" in run(["-c", "\n".join(blocks)], tmp_path)
 
 
 def test_the_examples_of_the_page_about_training(tmp_path: Path) -> None:
@@ -56,13 +54,4 @@ def test_the_examples_of_the_page_about_training(tmp_path: Path) -> None:
     is_missing = torch is None or str(torch.origin).startswith(stand_in)
     paths = {"PYTHONPATH": stand_in} if is_missing else {}
     for name in ("program.py", "grid.py"):
-        done = subprocess.run(
-            [sys.executable, "-W", "error::UserWarning", name],
-            cwd=tmp_path,
-            env={**os.environ, **paths},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+        run([name], tmp_path, **paths)

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::links::{Markdown, attributes, local, normal};
+use crate::links::{Markdown, attributes, local, normal, read};
 use crate::{Result, output, pypi, target};
 
 /// The list of the pages, with links from its own folder.
@@ -39,10 +39,6 @@ pub(crate) fn build() -> Result<()> {
         pages.len()
     );
     Ok(())
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 /// Returns `summary` with the pages of results below the page that lists them.

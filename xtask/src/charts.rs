@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use self::published::Published;
 use crate::Result;
+use crate::svg::in_address;
 
 const RESULTS: &str = "benches/results";
 const CHARTS: &str = "benches/charts.json";
@@ -102,7 +103,7 @@ fn outputs(root: &Path) -> Result<BTreeMap<PathBuf, String>> {
     let index = page::index(&results, &charts);
     outputs.insert(Path::new(PAGES).join("README.md"), index);
     if let Some(chart) = charts.first() {
-        let (name, url) = (&chart.name, svg::as_url(&svg::draw(chart)));
+        let (name, url) = (&chart.name, in_address(&svg::draw(chart)));
         let link = format!("[{MARK}: do not edit]: #\n[chart of {name}]: {url}\n");
         outputs.insert(LINKS.into(), link);
     }

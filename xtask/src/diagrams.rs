@@ -11,7 +11,6 @@ mod doors;
 mod drawing;
 mod epochs;
 mod frames;
-mod in_address;
 mod lane;
 mod shard;
 mod update;
@@ -20,6 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::Result;
+use crate::svg::in_address;
 use drawing::Drawing;
 
 /// The folder of the pictures.
@@ -61,7 +61,7 @@ fn drawn() -> impl Iterator<Item = Drawn> {
         let misfits = misfits.iter().map(complain).collect();
         let mut files = Vec::new();
         if IN_RUSTDOC.contains(&name) {
-            let definition = format!("[picture {name}]: {}\n", in_address::of(&svg));
+            let definition = format!("[picture {name}]: {}\n", in_address(&svg));
             let rustdoc = Path::new(RUSTDOC).join(name).with_extension("txt");
             files.push((rustdoc, definition));
         }

@@ -53,7 +53,7 @@ pub(crate) fn check() -> Result<()> {
     Err(format!("broken links:\n  {}", broken.join("\n  ")))
 }
 
-fn read(path: &Path) -> Result<String> {
+pub(crate) fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 

@@ -28,6 +28,7 @@ mod public;
 mod pypi;
 mod sources;
 mod style;
+mod svg;
 mod troubles;
 
 use std::{

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::chart::{Bar, Chart};
 use super::{CHARTS, MARK};
+use crate::svg::escaped;
 
 const WIDTH: f64 = 800.0;
 /// The place of the axis. The labels are left of it, and the longest bar's text is right of it.
@@ -70,20 +71,6 @@ pub(super) fn draw(chart: &Chart) -> String {
         y += 17.0;
     }
     document(chart, y + 4.0, &body)
-}
-
-/// Returns a URL that has the drawing in itself.
-pub(super) fn as_url(drawing: &str) -> String {
-    let mut url = String::from("data:image/svg+xml,");
-    for byte in drawing.bytes() {
-        // Others end a link of Markdown or a URL, or are not ASCII.
-        if byte.is_ascii_alphanumeric() || b"-_.~:;,/=!'".contains(&byte) {
-            url.push(char::from(byte));
-        } else {
-            let _ = write!(url, "%{byte:02X}");
-        }
-    }
-    url
 }
 
 /// Returns the whole file around `body`.
@@ -254,10 +241,4 @@ fn text(body: &mut String, x: f64, y: f64, class: &str, content: &str) {
         body,
         "<text{class} x=\"{x:.1}\" y=\"{y:.1}\">{content}</text>"
     );
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }

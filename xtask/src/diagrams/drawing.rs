@@ -5,6 +5,8 @@
 
 use std::fmt::Write as _;
 
+use crate::svg::escaped;
+
 /// The width of each picture.
 pub(crate) const WIDTH: i32 = 760;
 
@@ -416,13 +418,6 @@ fn with_code(words: &str) -> String {
         }
     }
     xml
-}
-
-/// Returns `text` with the characters that XML reserves as entities.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }
 
 #[cfg(test)]
