@@ -26,8 +26,8 @@ def elements():
     return found
 
 
-def blosc(cname, shuffle, typesize=2):
-    configuration = {"cname": cname, "clevel": 5, "shuffle": shuffle, "typesize": typesize, "blocksize": 0}
+def blosc(cname, shuffle, level=5, typesize=2):
+    configuration = {"cname": cname, "clevel": level, "shuffle": shuffle, "typesize": typesize, "blocksize": 0}
     return {"name": "blosc", "configuration": configuration}
 
 
@@ -35,21 +35,42 @@ BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
 CRC = {"name": "crc32c"}
 TRANSPOSE = {"name": "transpose", "configuration": {"order": [2, 0, 1]}}
-ZSTD = {"name": "zstd", "configuration": {"level": 3, "checksum": False}}
-GZIP = {"name": "gzip", "configuration": {"level": 6}}
+
+
+def zstd(level=3):
+    return {"name": "zstd", "configuration": {"level": level, "checksum": False}}
+
+
+def gzip(level=6):
+    return {"name": "gzip", "configuration": {"level": level}}
+
 
 CASES = {
     "none": [BYTES],
     "none_crc32c": [BYTES, CRC],
     "none_big_transposed": [TRANSPOSE, BIG],
-    "zstd": [BYTES, ZSTD],
-    "zstd_crc32c": [BYTES, ZSTD, CRC],
-    "gzip": [BYTES, GZIP],
+    "zstd": [BYTES, zstd()],
+    "zstd_crc32c": [BYTES, zstd(), CRC],
+    "gzip": [BYTES, gzip()],
     "blosc_zstd": [BYTES, blosc("zstd", "shuffle")],
     "blosc_lz4": [BYTES, blosc("lz4", "shuffle")],
     "blosc_lz4_noshuffle": [BYTES, blosc("lz4", "noshuffle")],
     "blosc_zstd_bitshuffle": [BYTES, blosc("zstd", "bitshuffle")],
     "blosc_lz4_bitshuffle": [BYTES, blosc("lz4", "bitshuffle")],
+    "zstd_1": [BYTES, zstd(1)],
+    "zstd_19": [BYTES, zstd(19)],
+    "zstd_big": [BIG, zstd()],
+    "zstd_transposed": [TRANSPOSE, BYTES, zstd()],
+    "gzip_1": [BYTES, gzip(1)],
+    "gzip_9": [BYTES, gzip(9)],
+    "gzip_crc32c": [BYTES, gzip(), CRC],
+    "gzip_big_transposed": [TRANSPOSE, BIG, gzip()],
+    "blosc_zstd_noshuffle": [BYTES, blosc("zstd", "noshuffle")],
+    "blosc_zstd_9": [BYTES, blosc("zstd", "shuffle", 9)],
+    "blosc_zstd_crc32c": [BYTES, blosc("zstd", "shuffle"), CRC],
+    "blosc_lz4_1": [BYTES, blosc("lz4", "shuffle", 1)],
+    "blosc_lz4_crc32c": [BYTES, blosc("lz4", "shuffle"), CRC],
+    "blosc_lz4_big_transposed": [TRANSPOSE, BIG, blosc("lz4", "shuffle")],
 }
 
 
