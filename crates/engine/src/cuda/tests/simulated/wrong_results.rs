@@ -1,4 +1,4 @@
-//! Devices that return wrong results and report no error: each row of the table in `docs/internals/checks.md`.
+//! Devices that return wrong results and report no error: the faults in `docs/internals/checks.md`.
 //!
 //! Each case changes the bytes that one operation of the device has written. Without the checks, the wrong bytes
 //! are returned. With them, the device is in quarantine, and the host does its work.
