@@ -51,8 +51,10 @@ class DataLoader:
         num_workers: int = 0,
         multiprocessing_context: str | None = None,
         persistent_workers: bool = False,
+        pin_memory: bool = False,
     ) -> None:
         assert batch_size is None
+        assert pin_memory in (False, True)
         self.dataset, self.count, self.persistent = dataset, num_workers, persistent_workers
         self.context: Any = multiprocessing.get_context(multiprocessing_context)
         self.workers: list[tuple[Any, Connection]] = []
