@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TASKS = {"add", "bench", "check", "clippy", "doc", "fmt", "install", "package", "publish", "run"}
 TASKS |= {"semver-checks", "test", "xtask"}
-# Options of schedulers, and the one that only `python -m zarrs_cuda` has, without help.
-OTHERS = {"--requeue", "--gres", "--decode-with"}
+# Options of schedulers.
+OTHERS = {"--requeue", "--gres"}
 
 
 def commands_of(page: str) -> Iterator[tuple[int, str]]:

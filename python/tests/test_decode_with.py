@@ -343,3 +343,11 @@ def test_memory(tmp_path: Path) -> None:
     # The shard has 128 MiB.
     assert int(done.stdout) < (32 + 16) << 10
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "new", mode="r")[...], values)
+
+
+@pytest.mark.parametrize("command", [COMMAND, COMMAND[:-2]])
+def test_the_help_has_the_option(command: list[str]) -> None:
+    """The help of the option is found with the option, too."""
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "--decode-with zarr-python\n" in helped
+    assert "--subchunk <" in helped

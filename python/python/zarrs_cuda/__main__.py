@@ -30,6 +30,10 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
     _tasks.follow_input()
+    if _decode_with.is_help_asked(sys.argv[1:]):
+        helped: int = native().run_command(_decode_with.without(sys.argv[1:]))
+        print(_decode_with.HELP)
+        return helped
     if _decode_with.is_asked(sys.argv[1:]):
         # SIGTERM ends it as Ctrl-C does: what it has begun is deleted.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -49,6 +49,12 @@ _REFUSED = {
     "devices": "GPUs are set by `zarrs_cuda.configure`, or by the variables ZARRS_CUDA_…",
 }
 
+HELP = f"""
+Of the Python package alone:
+      --decode-with zarr-python
+          Decode IN by zarr-python, for codecs and data types that only Python has.
+          Not with {", ".join(f"--{name}" for name in _REFUSED)}"""
+
 # Bytes of an element of text or of a byte string, which has any length: so many are expected.
 _TEXT = 128
 # How often a chunk of IN is in memory while it is decoded, and the elements of a box while they are written.
@@ -72,6 +78,20 @@ def is_asked(words: Sequence[str]) -> bool:
     """Return whether arguments of the command have the option `--decode-with`."""
     options = itertools.takewhile(lambda word: word != "--", words)
     return any(word.split("=", 1)[0] == "--decode-with" for word in options)
+
+
+def is_help_asked(words: Sequence[str]) -> bool:
+    """Return whether arguments of the command ask for the help of ``reencode``."""
+    return words[:1] == ["reencode"] and not {"-h", "--help"}.isdisjoint(words)
+
+
+def without(words: Sequence[str]) -> list[str]:
+    """Return the arguments without the option `--decode-with` and its value."""
+    kept: list[str] = []
+    for word, before in zip(words, ["", *words], strict=False):
+        if word.split("=", 1)[0] != "--decode-with" and before != "--decode-with":
+            kept.append(word)
+    return kept
 
 
 def command(words: Sequence[str]) -> int:
