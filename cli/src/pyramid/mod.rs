@@ -274,15 +274,11 @@ fn check_directory(image: &Image, name: &str) -> Result<(), Failure> {
     apart::must_lie_apart(&Place::Directory(top), &Place::Directory(level))
 }
 
-/// Renews the consolidated metadata of the image's group. Returns a note about consolidated metadata that it
-/// cannot renew, such as those of groups above the image.
+/// Renews the consolidated metadata of the image's group and of groups above it. Returns a note if that failed.
 fn renewed(image: &Image, plan: &Plan) -> Option<String> {
     let names = plan.names();
-    let renewed = consolidated::renew(&image.directory, &names);
     let below: Vec<_> = names.iter().map(String::as_str).collect();
-    let above = consolidated::stale_above(&Place::Directory(image.directory.clone()), &below);
-    let notes: Vec<_> = renewed.err().into_iter().chain(above).collect();
-    (!notes.is_empty()).then(|| notes.join("\n"))
+    consolidated::renew_stale(&Place::Directory(image.directory.clone()), &below)
 }
 
 /// Checks that level 0 can be read as shards. Returns the store of the image, the stored chunks of level 0,

@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     // Store all whole frames, even after an error.
     let cut = writer.discard_partial_slice();
     let report = writer.finish().map_err(Failure::failed);
-    let stale = consolidated::stale_above(&args.output, &[]);
+    let stale = consolidated::renew_stale(&args.output, &[]);
     let noted = |failure: Failure| match &stale {
         Some(note) => failure.with_note(note),
         None => failure,

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use zarrs_cuda_convert::consolidated;
 use zarrs_cuda_convert::words::counted;
 use zarrs_cuda_convert::{Failure, Place, arrays_below};
 
@@ -62,6 +63,8 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             }
         }
     }
+    let below: Vec<_> = arrays.iter().map(String::as_str).collect();
+    let stale = consolidated::differences(root, &below);
     let count = counted(arrays.len(), "array");
     lines.push(match (not_well, missing.len()) {
         (0, 0) => format!("{count} of {root}: all are well"),
@@ -70,8 +73,12 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             format!("{count} of {root}: {bad} not well; {missing} of either group only")
         }
     });
-    let is_well = not_well == 0 && missing.is_empty();
-    let json = json!({ "group": root.to_string(), "arrays": found, "of_one_group_only": missing });
+    let is_well = not_well == 0 && missing.is_empty() && stale.is_empty();
+    let json = json!({
+        "group": root.to_string(), "arrays": found, "of_one_group_only": missing,
+        "stale_consolidated_metadata": stale,
+    });
+    lines.extend(stale);
     let outcome = Outcome::new(lines.join("\n"), json);
     let outcome = if is_well { outcome } else { outcome.not_well() };
     Ok(outcome.with_errors(failures))

@@ -122,10 +122,9 @@ fn reencode_writes_them_if_a_v2_input_has_them() {
     check_copies(&folder.path().join("out"), &["x"]);
 }
 
-/// `stream`, `reencode` and `reshard` change an array below a group that is not theirs: they print the
-/// command.
+/// `stream`, `reencode` and `reshard` change an array below a group that is not theirs: they renew its copy.
 #[test]
-fn others_say_how_they_are_renewed() {
+fn others_renew_them() {
     let folder = TempDir::new().unwrap();
     let root = folder.path().join("store");
     group(&root, Some(inline(&json!({}))));
@@ -136,39 +135,93 @@ fn others_say_how_they_are_renewed() {
     );
     fs::write(folder.path().join("raw"), vec![1; 64]).unwrap();
     array(&folder.path().join("in"), "/");
-    for line in [
-        "stream store/deep/frames raw --frame-shape 4,4 --dtype uint8",
-        "reencode in store/deep/new",
-        "reshard store/deep/new store/chunks --chunks",
-        "reencode in store/deep/parts --part 1/1",
-        "reshard store/deep/new store/shards --shard 8,8 --part 1/1",
-        "reencode store/deep store/all --recursive --part 1/1 --include new",
-    ] {
+    let check = |line: &str, changed: &str| {
         let text = run(folder.path(), line, 0);
-        assert!(text.contains(&command), "{line}: {text}");
+        assert!(!text.contains("consolidate_metadata"), "{line}: {text}");
+        let copies = &json_of(&root.join("zarr.json"))["consolidated_metadata"]["metadata"];
+        let now = json_of(&root.join(changed).join("zarr.json"));
+        assert_eq!(copies[changed], now, "{line}");
+    };
+    for (line, changed) in [
+        (
+            "stream store/deep/frames raw --frame-shape 4,4 --dtype uint8",
+            "deep/frames",
+        ),
+        ("stream store/deep/frames raw", "deep/frames"),
+        ("reencode in store/deep/new", "deep/new"),
+        (
+            "reencode in store/deep/new --overwrite --shard 8,8 --subchunk 2,2",
+            "deep/new",
+        ),
+        ("reshard store/deep/new store/chunks --chunks", "chunks"),
+        ("reencode in store/deep/parts --part 1/1", "deep/parts"),
+        (
+            "reshard store/deep/new store/shards --shard 8,8 --part 1/1",
+            "shards",
+        ),
+        (
+            "reencode store/deep store/all --recursive --part 1/1 --include new",
+            "all/new",
+        ),
+    ] {
+        check(line, changed);
     }
     // Not every part, but the one that completes the output.
-    let text = run(folder.path(), "reencode in store/two --part 1/2", 0);
-    assert!(!text.contains("consolidate_metadata"), "{text}");
-    let text = run(folder.path(), "reencode in store/two --part 2/2", 0);
-    assert!(text.contains(&command), "{text}");
-    // Copies that are as they should be.
-    let copies: Value = ["deep", "deep/frames", "deep/new", "chunks"]
-        .into_iter()
-        .map(|member| {
-            (
-                member.to_string(),
-                json_of(&root.join(member).join("zarr.json")),
-            )
-        })
-        .collect::<serde_json::Map<_, _>>()
-        .into();
-    group(&root, Some(inline(&copies)));
-    let text = run(folder.path(), "reencode in store/deep/new --overwrite", 0);
-    assert!(!text.contains("consolidate_metadata"), "{text}");
-    // More frames: the shape is another.
-    let text = run(folder.path(), "stream store/deep/frames raw", 0);
-    assert!(text.contains(&command), "{text}");
+    run(folder.path(), "reencode in store/two --part 1/2", 0);
+    let copies = &json_of(&root.join("zarr.json"))["consolidated_metadata"]["metadata"];
+    assert!(copies.get("two").is_none());
+    check("reencode in store/two --part 2/2", "two");
+
+    // Copies that are as they should be stay byte for byte.
+    let before = fs::read(root.join("zarr.json")).unwrap();
+    run(folder.path(), "reencode in store/two --overwrite", 0);
+    assert_eq!(fs::read(root.join("zarr.json")).unwrap(), before);
+
+    // Copies of another form are left, and the command is told.
+    group(&root, Some(json!({ "kind": "other", "metadata": [] })));
+    let text = run(folder.path(), "reencode in store/two --overwrite", 0);
+    assert!(
+        text.contains(&command) && text.contains("not understood"),
+        "{text}"
+    );
+}
+
+/// An array is replaced behind the back of its group, in other words and in others shapes.
+#[test]
+fn verify_finds_stale_ones() {
+    let folder = TempDir::new().unwrap();
+    let root = folder.path().join("store");
+    array(&folder.path().join("in"), "/");
+    group(&root, None);
+    run(
+        folder.path(),
+        "reencode in store/a --shard 8,8 --subchunk 2,4",
+        0,
+    );
+    let now = json_of(&root.join("a/zarr.json"));
+    let verified = |copy: &Value, code: i32| {
+        group(&root, Some(inline(&json!({ "a": copy }))));
+        run(folder.path(), "verify store --recursive", code)
+    };
+    // zarr-python writes defaults, and a float as the fill value of floats.
+    let mut other = now.clone();
+    other["fill_value"] = json!(0.0);
+    other["storage_transformers"] = json!([]);
+    other["codecs"][0]["configuration"]["codecs"][1]["configuration"]["level"] = json!(9);
+    assert!(verified(&other, 0).contains("all are well"));
+    let changes: [fn(&mut Value); 4] = [
+        |copy| copy["codecs"][0]["configuration"]["chunk_shape"] = json!([4, 2]),
+        |copy| copy["codecs"][0]["configuration"]["codecs"][1]["name"] = json!("gzip"),
+        |copy| copy["attributes"] = json!({ "scale_factor": 2 }),
+        |copy| *copy = Value::Null,
+    ];
+    for change in changes {
+        let mut other = now.clone();
+        change(&mut other);
+        let text = verified(&other, 3);
+        assert!(text.contains("are not those of a:"), "{text}");
+        assert!(text.contains("zarr.consolidate_metadata("), "{text}");
+    }
 }
 
 #[test]
@@ -191,7 +244,7 @@ fn pyramid_renews_them() {
     for part in ["", " --part 1/1"] {
         let text = run(folder.path(), &format!("{line}{part}"), 0);
         assert!(
-            text.contains("zarr.consolidate_metadata('") && !text.contains("/image')"),
+            !text.contains("zarr.consolidate_metadata('"),
             "{part}: {text}"
         );
         check_levels(&image);

@@ -120,47 +120,98 @@ fn copies_of(group: &Members) -> Option<Members> {
     serde_json::from_str(consolidated.get("metadata")?.get()).ok()
 }
 
-/// Returns a note if groups above `place` have consolidated metadata that differ from the present metadata of
-/// `place`, or of the nodes with the paths `below` it. The note has the command that renews them. `None` if
-/// no group has such metadata.
-pub fn stale_above(place: &Place, below: &[&str]) -> Option<String> {
+/// Renews the consolidated metadata of groups, `place` or above it, that differ from the present metadata of `place`,
+/// or of the nodes with the paths `below` it. Returns a note about groups whose consolidated metadata were not renewed,
+/// because they are no directories or cannot be written. The note has the command that renews them.
+pub fn renew_stale(place: &Place, below: &[&str]) -> Option<String> {
+    let mut failed = String::new();
+    for (group, names) in stale(place, below, is_equal) {
+        match &group {
+            Place::Directory(directory) => {
+                if let Err(error) = renew(directory, &names) {
+                    failed += &format!("\n  {error}{}", remedy(&group));
+                }
+            }
+            Place::Url(_) => failed += &remedy(&group),
+        }
+    }
+    (!failed.is_empty()).then(|| {
+        format!(
+            "note: a group has consolidated metadata that describe {place} as it was, and readers that use them see \
+             other elements, or an error. This renews them:{failed}"
+        )
+    })
+}
+
+/// Returns a sentence about each group, the group `place` and groups above it, whose consolidated metadata differ from
+/// the metadata of the arrays with the paths `below` it: readers that use them see wrong elements, or none.
+pub fn differences(place: &Place, below: &[&str]) -> Vec<String> {
+    let groups = stale(place, below, means_the_same).into_iter();
+    groups
+        .map(|(group, names)| {
+            format!(
+                "the consolidated metadata of {group} are not those of {}: readers that use them see other elements \
+                 or attributes, none, or an error. This renews them:{}",
+                names.join(", "),
+                remedy(&group)
+            )
+        })
+        .collect()
+}
+
+/// Returns the command that renews the consolidated metadata of a group.
+fn remedy(group: &Place) -> String {
+    format!("\n  python -c \"import zarr; zarr.consolidate_metadata('{group}')\"")
+}
+
+/// Returns the groups, `place` or above it, whose consolidated metadata are not the `same` as the present metadata of
+/// `place`, or of the nodes with the paths `below` it. Each has the paths of these nodes, relative to the group.
+fn stale(
+    place: &Place,
+    below: &[&str],
+    same: fn(&Value, &Value) -> bool,
+) -> Vec<(Place, Vec<String>)> {
     let mut here = match place {
         Place::Directory(directory) => Place::Directory(canonical(directory)),
         Place::Url(_) => place.clone(),
     };
-    let mut nodes = vec![(String::new(), metadata_of(&here)?)];
+    let Some(itself) = metadata_of(&here) else {
+        return Vec::new();
+    };
+    let mut nodes = Vec::new();
     for path in below {
         nodes.extend(metadata_of(&here.join(path)).map(|now| ((*path).to_string(), now)));
     }
-    let mut stale: Vec<Place> = Vec::new();
-    while let Some((above, name)) = here.above() {
+    let mut found = Vec::new();
+    let mut group = itself.clone();
+    nodes.push((String::new(), itself));
+    loop {
+        let copies = &group[OF_V3];
+        let is_stale = |(path, now): &&(String, Value)| {
+            !path.is_empty() && !same(&copies["metadata"][path], now)
+        };
+        let names: Vec<_> = nodes
+            .iter()
+            .filter(is_stale)
+            .map(|(path, _)| path.clone())
+            .collect();
+        if !copies.is_null() && !names.is_empty() {
+            found.push((here.clone(), names));
+        }
+        let Some((above, name)) = here.above() else {
+            return found;
+        };
         for (path, _) in &mut nodes {
             *path = match &**path {
                 "" => name.clone(),
                 path => format!("{name}/{path}"),
             };
         }
-        let Some(group) = metadata_of(&above).filter(|group| group["node_type"] == "group") else {
-            break; // the hierarchy ends
-        };
-        let copies = &group[OF_V3];
-        let is_stale = |(path, now): &(String, Value)| !is_equal(&copies["metadata"][path], now);
-        if !copies.is_null() && nodes.iter().any(is_stale) {
-            stale.push(above.clone());
+        match metadata_of(&above).filter(|group| group["node_type"] == "group") {
+            Some(metadata) => (group, here) = (metadata, above),
+            None => return found, // the hierarchy ends
         }
-        here = above;
     }
-    let commands: Vec<_> = stale
-        .iter()
-        .map(|group| format!("\n  python -c \"import zarr; zarr.consolidate_metadata('{group}')\""))
-        .collect();
-    (!commands.is_empty()).then(|| {
-        format!(
-            "note: a group above has consolidated metadata that describe {place} as it was, and readers \
-             that use them see that. This renews them:{}",
-            commands.concat()
-        )
-    })
 }
 
 /// Returns whether `copy`, from consolidated metadata, says the same as `now`. Members that zarr-python
@@ -180,6 +231,92 @@ fn is_equal(copy: &Value, now: &Value) -> bool {
         metadata
     };
     plain(copy) == plain(now)
+}
+
+/// Returns whether readers find the same elements and attributes by `copy`, from consolidated metadata, as by `now`.
+/// Other libraries write the same metadata in other words: with defaults, or other settings of compressors.
+fn means_the_same(copy: &Value, now: &Value) -> bool {
+    let same = |member: &str| numbers(&copy[member]) == numbers(&now[member]);
+    let is_text = copy["fill_value"].is_string() || now["fill_value"].is_string();
+    let or_empty = |metadata: &Value, member: &str, empty: Value| match &metadata[member] {
+        Value::Null => empty,
+        value => numbers(value),
+    };
+    let attributes = |metadata| or_empty(metadata, "attributes", json!({}));
+    let names = |metadata: &Value| match &metadata["dimension_names"] {
+        Value::Array(names) if names.iter().any(|name| !name.is_null()) => Some(names.clone()),
+        _ => None,
+    };
+    ["node_type", "shape", "data_type", "chunk_grid"]
+        .iter()
+        .all(|member| same(member))
+        && (is_text || same("fill_value"))
+        && attributes(copy) == attributes(now)
+        && names(copy) == names(now)
+        && separator(copy) == separator(now)
+        && decoding(&copy["codecs"], &copy["data_type"])
+            == decoding(&now["codecs"], &now["data_type"])
+}
+
+/// Returns the encoding of chunk keys with its separator, which has a default.
+fn separator(metadata: &Value) -> (Value, Value) {
+    let encoding = &metadata["chunk_key_encoding"];
+    let separator = match (
+        &encoding["configuration"]["separator"],
+        encoding["name"].as_str(),
+    ) {
+        (Value::Null, Some("v2")) => json!("."),
+        (Value::Null, _) => json!("/"),
+        (separator, _) => separator.clone(),
+    };
+    (encoding["name"].clone(), separator)
+}
+
+/// Returns what decides how codecs decode. Compressed bytes tell the settings of their compressor.
+fn decoding(codecs: &Value, data_type: &Value) -> Value {
+    let is_byte = data_type
+        .as_str()
+        .is_some_and(|name| ["bool", "int8", "uint8"].contains(&name));
+    let codecs = codecs.as_array().into_iter().flatten();
+    let each = codecs.map(|codec| {
+        let (name, settings) = (&codec["name"], &codec["configuration"]);
+        match name.as_str() {
+            Some("transpose") => json!([name, settings["order"]]),
+            Some("bytes") if !is_byte => json!([name, settings["endian"]]),
+            Some("sharding_indexed") => {
+                let place = settings["index_location"].as_str().unwrap_or("end");
+                let inner = decoding(&settings["codecs"], data_type);
+                let index = decoding(&settings["index_codecs"], &json!("uint64"));
+                json!([name, numbers(&settings["chunk_shape"]), inner, index, place])
+            }
+            _ => json!([name]),
+        }
+    });
+    each.collect()
+}
+
+/// Returns `value` with each whole number as an integer: 0.0 is 0.
+fn numbers(value: &Value) -> Value {
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "a whole number that is small enough"
+    )]
+    match value {
+        Value::Number(number) => match number.as_f64() {
+            Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 9e15 => {
+                json!(float as i64)
+            }
+            _ => value.clone(),
+        },
+        Value::Array(values) => values.iter().map(numbers).collect(),
+        Value::Object(members) => {
+            let members = members
+                .iter()
+                .map(|(name, value)| (name.clone(), numbers(value)));
+            Value::Object(members.collect())
+        }
+        value => value.clone(),
+    }
 }
 
 fn metadata_of(place: &Place) -> Option<Value> {

@@ -82,7 +82,7 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
         .filter(|path| !path.is_empty())
         .copied()
         .collect();
-    notes.extend(consolidated::stale_above(output, &below));
+    notes.extend(consolidated::renew_stale(output, &below));
     let written = WrittenGroup {
         arrays,
         groups,

@@ -530,7 +530,7 @@ impl Plan<'_> {
         begun.publish().map_err(incomplete)?;
         let mut notes: Vec<_> = left.note().into_iter().collect();
         if !settings.recursive {
-            notes.extend(consolidated::stale_above(&job.output, &[]));
+            notes.extend(consolidated::renew_stale(&job.output, &[]));
         }
         let copied = Copied {
             shape: shapes.array.clone(),

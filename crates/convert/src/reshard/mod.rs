@@ -345,7 +345,7 @@ fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> 
     let left = tidied(output).map_err(Failure::failed)?;
     target::publish(output, begun.claim, metadata).map_err(|error| cannot("complete", &error))?;
     let notes = left.note().into_iter();
-    let notes = notes.chain(consolidated::stale_above(&settings.output, &[]));
+    let notes = notes.chain(consolidated::renew_stale(&settings.output, &[]));
     Ok(Resharded {
         from: side.noun(),
         stored: stored.len() as u64,

@@ -341,17 +341,17 @@ impl SharedRun {
         } else if missing.is_empty() {
             self.must_be_stored(&marks)?;
             notes = self.complete()?;
-            notes.extend(self.stale_above());
+            notes.extend(self.renew_stale());
         }
         Ok(Marked { missing, notes })
     }
 
-    /// Returns a note if groups above the output have consolidated metadata that describe it as it was.
-    fn stale_above(&self) -> Option<String> {
+    /// Renews the consolidated metadata of groups above the output. Returns a note if that failed.
+    fn renew_stale(&self) -> Option<String> {
         let nodes = self.plan.nodes.iter().map(|node| &*node.path);
         let apart = self.plan.made_apart.iter().flat_map(MadeApart::nodes);
         let below: Vec<&str> = nodes.chain(apart).filter(|path| !path.is_empty()).collect();
-        consolidated::stale_above(&self.place, &below)
+        consolidated::renew_stale(&self.place, &below)
     }
 
     /// Returns the mark of each part.
