@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "async")]
 use std::{pin::pin, task::Poll};
 
+use zarrs::plugin::PluginCreateError;
 use zarrs_codec::CodecError;
 
 /// Runs foreign code on bytes that may be hostile. Some of zarrs' codecs panic on such bytes, and some stores
@@ -33,6 +34,23 @@ pub(crate) async fn async_no_panic<T>(
             .unwrap_or_else(|_| Poll::Ready(Err(panicked())))
     })
     .await
+}
+
+/// Creates codecs from metadata that may be hostile. Some of zarrs' codecs panic on settings that they do not take.
+///
+/// # Errors
+/// The error of `create`, or an error with the message of the panic.
+pub(crate) fn no_panic_of_settings<T>(
+    create: impl FnOnce() -> Result<T, PluginCreateError>,
+) -> Result<T, PluginCreateError> {
+    catch_unwind(AssertUnwindSafe(create)).unwrap_or_else(|panic| {
+        let message = (panic.downcast_ref::<String>().map(String::as_str))
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(PluginCreateError::Other(format!(
+            "a codec does not take its settings, and panicked: {}",
+            message.unwrap_or("without a message")
+        )))
+    })
 }
 
 fn panicked() -> CodecError {

@@ -45,6 +45,7 @@ pub(crate) use partial_encoder::changed;
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
 use crate::options::Options;
+use crate::panics::no_panic_of_settings;
 #[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
@@ -178,10 +179,11 @@ impl CudaShardingCodec {
                 "this sharding_indexed codec configuration variant is unsupported".to_string(),
             ));
         };
+        let chain = |codecs| no_panic_of_settings(|| Ok(CodecChain::from_metadata(codecs)?));
         Self::new(
             configuration.chunk_shape.clone(),
-            Arc::new(CodecChain::from_metadata(&configuration.codecs)?),
-            Arc::new(CodecChain::from_metadata(&configuration.index_codecs)?),
+            Arc::new(chain(&configuration.codecs)?),
+            Arc::new(chain(&configuration.index_codecs)?),
             configuration.index_location,
             options,
         )

@@ -459,6 +459,21 @@ impl Attacker {
     }
 }
 
+/// zarrs' codec panics on this level. An array with it among its inner codecs is an error.
+#[test]
+fn settings_on_which_a_codec_panics() {
+    let mut bz2 = codecs::bz2();
+    bz2["configuration"]["level"] = 0.into();
+    let chain = [codecs::bytes("little"), bz2];
+    for inner in [chain.to_vec(), vec![codecs::sharding(&[1, 1], &chain)]] {
+        let sharding = codecs::sharding(&[2, 2], &inner);
+        let configuration = serde_json::from_value(sharding["configuration"].clone()).unwrap();
+        let made = CudaShardingCodec::new_with_configuration(&configuration, Default::default());
+        let error = made.unwrap_err().to_string();
+        assert!(error.contains("range 1..=9"), "{error}");
+    }
+}
+
 /// Which chains are rejected for untrusted data, and which codec the error names.
 #[test]
 fn untrusted_data() {
