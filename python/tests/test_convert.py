@@ -46,10 +46,21 @@ def test_here(old: Path, tmp_path: Path) -> None:
     report = zarrs_cuda.reencode(old, tmp_path / "new", **LIKE, verify=True, codec="zstd:1", memory="64MiB")
     assert len(report["arrays"]) == 2
     check(tmp_path / "new")
-    with pytest.raises(RuntimeError, match=r"holds a Zarr group.*--overwrite"):
+    with pytest.raises(RuntimeError, match=r"holds a Zarr group.*another `destination`.*`overwrite=True`"):
         zarrs_cuda.reencode(old, tmp_path / "new", **LIKE)
     zarrs_cuda.reencode(old, tmp_path / "new", **LIKE, overwrite=True)
     check(tmp_path / "new")
+
+
+def test_an_unfinished_destination(old: Path, tmp_path: Path) -> None:
+    zarrs_cuda.reencode(old, tmp_path / "new", **LIKE, part=(1, 2))
+    said = "holds an unfinished run in 2 parts: 1 part is made.*`zarrs-cuda reencode .* --part 2/2`; or"
+    with pytest.raises(RuntimeError, match=said):
+        zarrs_cuda.reencode(old, tmp_path / "new", **LIKE, overwrite=True)
+    zarrs_cuda.reencode(old, tmp_path / "new", **LIKE, part=(2, 2))
+    report = zarrs_cuda.reencode(old, tmp_path / "new", **LIKE, resume=True, dry_run=True)
+    assert [array["shards_kept"] for array in report["arrays"]] == [4, 4]
+    assert report["is_complete"]
 
 
 def test_parts(old: Path, tmp_path: Path) -> None:
@@ -75,7 +86,8 @@ def test_parts(old: Path, tmp_path: Path) -> None:
         ({"part": (1, 2), "verify": True}, "`verify` reads"),
         ({"client": object(), "verify": True}, "`verify` reads"),
         ({"parts": 3}, "client"),
-        ({"codec": "lzw"}, "lzw"),
+        ({"codec": "lzw"}, "lzw.*`codec`"),
+        ({"keep_going": True, "overwrite": True}, "`keep_going=True` cannot be used with `overwrite=True`$"),
     ],
 )
 def test_wrong_arguments(old: Path, tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
@@ -167,7 +179,7 @@ def test_of_a_group(old: Path, tmp_path: Path) -> None:
         "shape_for": {"**/b": ((32, 64), (16, 16)), "*": (32, 32)},
         "consolidate_metadata": True,
     }
-    with pytest.raises(ValueError, match=r"--shape-for \* is the path of no array"):
+    with pytest.raises(ValueError, match=r"`shape_for` \* is the path of no array"):
         zarrs_cuda.reencode(old, tmp_path / "new", **shapes)
     del shapes["shape_for"]["*"]
     dry = zarrs_cuda.reencode(old, tmp_path / "new", **shapes, dry_run=True, parts=2)
@@ -195,7 +207,7 @@ def test_reshard(old: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(array[...], VALUES)
     report = zarrs_cuda.reshard(tmp_path / "moved", tmp_path / "chunks", chunks=True)
     assert report["output"]["kind"] == "chunk"
-    with pytest.raises(ValueError, match="--shard"):
+    with pytest.raises(ValueError, match=r"what is `destination` to be\? Give `shard`"):
         zarrs_cuda.reshard(tmp_path / "moved", tmp_path / "other")
 
 

@@ -233,7 +233,7 @@ def test_a_group(group: Path, tmp_path: Path) -> None:
 
 def test_arrays_that_cannot_be_read_are_left_out_if_asked(group: Path, tmp_path: Path) -> None:
     objects(group / "deep/c", numcodecs.Pickle(), TEXTS)
-    with pytest.raises(RuntimeError, match=r"deep/c: .*pickle.*--keep-going"):
+    with pytest.raises(RuntimeError, match=r"deep/c: .*pickle.*`keep_going=True`"):
         zarrs_cuda.reencode(group, tmp_path / "new", **DECODE, recursive=True)
     assert not (tmp_path / "new").exists()
     arguments = [str(group), str(tmp_path / "new"), "--recursive", "--keep-going"]
@@ -247,14 +247,14 @@ def test_arrays_that_cannot_be_read_are_left_out_if_asked(group: Path, tmp_path:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"resume": True}, "--resume is not with --decode-with"),
-        ({"overwrite": True}, "--overwrite is not with --decode-with"),
-        ({"dry_run": True}, "--dry-run is not with --decode-with"),
+        ({"resume": True}, "`resume=True` is not with `decode_with`"),
+        ({"overwrite": True}, "`overwrite=True` is not with `decode_with`"),
+        ({"dry_run": True}, "`dry_run=True` is not with `decode_with`"),
         ({"part": (1, 2)}, "leave out `client`, `part`"),
         ({"codec": "lzw"}, "lzw"),
-        ({"memory": "much"}, "--memory"),
-        ({"threads": 0}, "--threads"),
-        ({"decode_with": "tensorstore"}, "--decode-with"),
+        ({"memory": "much"}, "`memory`"),
+        ({"threads": 0}, "`threads`"),
+        ({"decode_with": "tensorstore"}, "`decode_with`"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from zarrs_cuda import _decode_with
 from zarrs_cuda._tasks import Tasks, place
+from zarrs_cuda._words import in_words_of_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
+@in_words_of_python
 def reencode(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
@@ -74,20 +76,22 @@ def reencode(
     consolidate_metadata
         Whether a group gets consolidated metadata also if ``source`` has none.
     keep_going
-        Whether arrays that cannot be re-encoded are left out, with ``recursive``.
+        Whether arrays that cannot be re-encoded are left out, with ``recursive``. ``resume`` adds them when
+        the cause is gone. Not with ``overwrite``, which deletes all arrays of ``destination`` first.
     allow_empty
         Whether an array without stored chunks is re-encoded.
     verify
         Whether both arrays are read again and compared, with zarrs' own codecs. Not with ``part`` and
         ``client``.
     overwrite
-        Whether arrays at ``destination`` are replaced. Not with ``part``.
+        Whether arrays at ``destination`` are replaced. Not with ``part``. One whose parts are not all made is
+        replaced with a ``client`` alone.
     resume
         Whether an interrupted run goes on. Parts always do. Without ``part`` and ``client``, shards are made
         again that are missing or damaged in a destination that parts have completed.
     dry_run
         Whether only the work is reported: the arrays, and their shards, bytes, reads and memory; of each part
-        with ``parts``.
+        with ``parts``; with ``resume`` the shards to make, and those that are kept.
     decode_with
         ``"zarr-python"`` reads all elements by zarr-python, and so by every codec that this process has
         registered, and writes them here. It is for arrays that are refused otherwise. ``destination`` is a
@@ -150,7 +154,7 @@ def reencode(
         keep_going=keep_going,
         allow_empty=allow_empty,
         verify=verify,
-        resume=resume and not in_parts,  # parts always go on
+        resume=resume and not in_parts and parts is None,  # parts always go on
         dry_run=dry_run,
         threads=threads,
         memory=memory,
@@ -167,6 +171,7 @@ def reencode(
     return tasks.run(words, destination, overwrite=overwrite, is_dry=dry_run)
 
 
+@in_words_of_python
 def reshard(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
@@ -219,6 +224,7 @@ def reshard(
     return Tasks(client, part, parts, retries, resources).run(words, destination)
 
 
+@in_words_of_python
 def pyramid(
     image: str | os.PathLike[str],
     *,
