@@ -60,7 +60,9 @@ pub(crate) struct Args {
     /// With --recursive: consolidate the metadata of OUT also if IN has no consolidated metadata
     #[arg(long, requires = "recursive")]
     consolidate_metadata: bool,
-    /// With --recursive: leave out arrays that cannot be done, and do the others
+    /// With --recursive: leave out arrays that cannot be done, and do the others. When the cause is gone, --resume adds
+    /// them; with both, a run goes on, and leaves out what still cannot be done. Not with --overwrite, which deletes all
+    /// arrays of OUT first
     #[arg(long, requires = "recursive", conflicts_with = "overwrite")]
     keep_going: bool,
     /// Say what happens to a shard, and why
@@ -73,7 +75,7 @@ pub(crate) struct Args {
     /// Re-encode IN also if none of its chunks is stored: every element is the fill value
     #[arg(long)]
     allow_empty: bool,
-    /// Replace the arrays that are in OUT
+    /// Replace the arrays that are in OUT. An OUT whose parts are not all made is replaced by --prepare alone
     #[arg(long)]
     overwrite: bool,
     /// Go on with an interrupted run of the same command: what is whole in OUT is kept. If OUT was made in parts and is
@@ -90,8 +92,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with_all = ["part", "resume", "verify"])]
     prepare: Option<u64>,
     /// Only say what would be done: the shards, the bytes, the reads of IN and the memory, of each part, and what
-    /// cannot be re-encoded
-    #[arg(long, conflicts_with_all = ["resume", "verify"])]
+    /// cannot be re-encoded. With --resume also the shards that are kept
+    #[arg(long, conflicts_with = "verify")]
     dry_run: bool,
 }
 

@@ -229,7 +229,12 @@ pub(crate) fn dry_run_text(report: &DryRun) -> String {
             "{}: {} {:?}, shards {:?}, subchunks {:?}",
             array.input, array.data_type, array.shape, array.shard, array.subchunk
         ));
-        lines.push(format!("  {}", work_text(&array.work, array.memory)));
+        let kept = if report.resumes {
+            format!(", {} kept", counted(array.kept, "shard"))
+        } else {
+            String::new()
+        };
+        lines.push(format!("  {}{kept}", work_text(&array.work, array.memory)));
     }
     if report.parts.len() > 1 || report.parts.iter().any(|part| part.part.of().get() > 1) {
         for part in &report.parts {
@@ -249,6 +254,13 @@ pub(crate) fn dry_run_text(report: &DryRun) -> String {
         )
     } else if report.is_complete {
         format!("nothing was written, and nothing would be: {output} is complete already{without}")
+    } else if report.resumes {
+        let made: u64 = report.arrays.iter().map(|array| array.work.shards).sum();
+        let kept: u64 = report.arrays.iter().map(|array| array.kept).sum();
+        format!(
+            "nothing was written: {} of {arrays} would be made in {output}, and {kept} kept{without}",
+            counted(made, "shard")
+        )
     } else {
         format!("nothing was written: {arrays} would be written to {output}{without}")
     });
@@ -279,6 +291,7 @@ pub(crate) fn dry_run_json(report: &DryRun) -> Value {
             "shard": array.shard,
             "subchunk": array.subchunk,
             "work": work(&array.work, array.memory),
+            "shards_kept": report.resumes.then_some(array.kept),
         })
     });
     let parts = report.parts.iter().map(

@@ -9,6 +9,9 @@ use crate::reports::{is_or_are, numbers, without};
 
 /// Tell which parts of an output are made, which --part makes
 ///
+/// Also tells the command that makes a missing part. It has the options that affect OUT, and not those of a machine, such
+/// as --memory.
+///
 /// The exit code is 3 if OUT cannot be read yet.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
@@ -40,7 +43,13 @@ fn text(args: &Args, status: &RunStatus) -> String {
     } = status;
     let output = &args.output;
     let without = without(&status.left_out);
-    let mut lines = vec![format!("{output}: {command} in {parts} parts{without}")];
+    let shards = match (status.stored, status.shards) {
+        (Some(stored), Some(all)) => format!(", {stored} of {} stored", counted(all, "shard")),
+        _ => String::new(),
+    };
+    let mut lines = vec![format!(
+        "{output}: {command} in {parts} parts{shards}{without}"
+    )];
     if status.is_complete {
         lines.push(format!("all parts are made, and {output} can be read"));
     } else if missing.is_empty() {
@@ -61,13 +70,14 @@ fn text(args: &Args, status: &RunStatus) -> String {
                 .map_or_else(String::new, |seconds| {
                     format!(", the newest {} ago", duration(seconds))
                 });
-            let Some(shards) = part.shards else {
-                continue; // the numbers are in the line above
+            let stored = match (part.stored, part.shards) {
+                (None, _) => continue, // the numbers are in the line above
+                (Some(stored), Some(all)) => format!("{stored} of {}", counted(all, "shard")),
+                (Some(stored), None) => counted(stored, "shard"),
             };
-            let stored = counted(shards, "shard");
             lines.push(format!("  {}/{parts}: {stored} stored{age}", part.part));
         }
-        let are_ranges = missing.iter().all(|part| part.shards.is_some());
+        let are_ranges = missing.iter().all(|part| part.stored.is_some());
         lines.push(
             if are_ranges {
                 "make them again, also one that is only slow: shards that are stored stay"
@@ -76,6 +86,10 @@ fn text(args: &Args, status: &RunStatus) -> String {
             }
             .to_owned(),
         );
+        lines.push(match &missing[..] {
+            [part] => part.again.clone(),
+            _ => status.again.clone(),
+        });
     }
     lines.extend(status.notes.iter().cloned());
     lines.join("\n")

@@ -61,7 +61,7 @@ pub(super) fn join(
             .map(|level| level.remove("slices_before"));
     }
     let axes: Vec<String> = args.axes.iter().map(ToString::to_string).collect();
-    let axes = (!axes.is_empty()).then(|| axes.join(" "));
+    let axes = (!axes.is_empty()).then_some(axes);
     // The first difference is told, so the shapes, which follow from the others, come last.
     let arguments = [
         ("--levels", json!(plan.names().len())),

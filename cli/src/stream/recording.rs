@@ -24,6 +24,7 @@ use zarrs_cuda_convert::extensions::{ByteOrder, Number};
 use zarrs_cuda_convert::open::{self, Kind, Place, Store};
 use zarrs_cuda_convert::shapes::{Written, edges};
 use zarrs_cuda_convert::words::shape_text;
+use zarrs_cuda_convert::{must_not_be_begun, must_not_be_made_above};
 use zarrs_storage::StorageError;
 
 use super::{Args, CODEC};
@@ -74,6 +75,8 @@ impl Recording {
             }
             Kind::Nothing => {
                 must_not_be_in_an_array(place)?;
+                must_not_be_made_above(place)?;
+                must_not_be_begun(place)?;
                 stores.must_be_empty(place, "an array")?;
                 let array = described(args, store)?;
                 // Write `zarr.json` as a whole, so that a process that is killed leaves no part of it.

@@ -27,6 +27,8 @@ mod hierarchy;
 #[cfg(feature = "remote")]
 mod hostile;
 mod interrupted;
+#[cfg(feature = "remote")]
+mod lost;
 mod maintenance;
 mod measured;
 mod memory;
@@ -44,5 +46,6 @@ mod stream;
 mod strings;
 #[cfg(target_os = "linux")]
 mod trouble;
+mod unfinished;
 mod unreadable;
 mod vast;

@@ -423,8 +423,19 @@ fn shards_that_are_lost_after_the_end() {
             "{said}"
         );
     }
-    let said = case.run("out", "--resume --codec zstd:5", 1);
-    assert!(said.contains("--codec is zstd:3 there"), "{said}");
+    for dry in ["", " --dry-run"] {
+        let said = case.run("out", &format!("--resume --codec zstd:5{dry}"), 1);
+        assert!(said.contains("--codec is zstd:3 there"), "{said}");
+    }
+    let stored = case.output("out");
+    let said = case.run("out", "--resume --dry-run", 0);
+    let kept = stored.len() - 5 - 1; // without metadata, and the shard that was cut
+    assert!(
+        said.contains("2 shards of 3 arrays would be made in ")
+            && said.contains(&format!(", and {kept} kept")),
+        "{said}"
+    );
+    assert!(case.output("out") == stored, "a dry run wrote something");
     let said = case.run("out", "--resume --verify", 0);
     assert!(
         said.contains("2 shards of ") && said.contains("are made again"),
@@ -432,6 +443,11 @@ fn shards_that_are_lost_after_the_end() {
     );
     case.must_be_complete("out");
     assert_eq!(time(), before);
+    let said = case.run("out", "--resume --dry-run", 0);
+    assert!(
+        said.contains("and nothing would be: ") && said.contains("complete already"),
+        "{said}"
+    );
     // One array.
     let run = |more: &str, code| case.run_array(more, code);
     run("--part 1/1", 0);
@@ -477,24 +493,16 @@ fn an_input_that_shrinks_is_refused() {
     );
 }
 
-/// What a run in parts has stored is replaced by a plan, and by a run without parts.
+/// What a run in parts has stored is replaced by a plan.
 #[test]
 fn an_unfinished_output_is_replaced() {
     let case = Case::new();
-    for (first, more) in [
-        ("--part 1/3", "--prepare 2 --overwrite --codec zstd:5"),
-        ("--prepare 3", "--prepare 2 --overwrite --codec zstd:5"),
-        ("--part 2/3", "--overwrite"),
-    ] {
-        let out = format!("out{}", first.len() + more.len());
+    for first in ["--part 1/3", "--prepare 3"] {
+        let out = format!("out{}", first.len());
         case.run(&out, first, 0);
         let said = case.run(&out, "--codec zstd:5 --part 1/2", 1);
         assert!(said.contains("--prepare with --overwrite"), "{said}");
-        case.run(&out, more, 0);
-        if more == "--overwrite" {
-            assert_eq!(case.output(&out).len(), case.output("one").len());
-            continue;
-        }
+        case.run(&out, "--prepare 2 --overwrite --codec zstd:5", 0);
         assert!(case.output(&out).is_empty());
         for part in ["1/2", "2/2"] {
             case.run(&out, &format!("--codec zstd:5 --part {part}"), 0);
@@ -562,8 +570,8 @@ fn other_runs_are_refused_by_name() {
             "--index is end there, and start here",
         ),
         ("--prepare 2", "the number of parts is 3 there, and 2 here"),
-        ("", "is being made in parts"),
-        ("--resume", "is being made in parts"),
+        ("", "holds an unfinished run in 3 parts"),
+        ("--resume", "holds an unfinished run in 3 parts"),
     ] {
         let said = case.run("out", more, 1);
         assert!(said.contains(name), "{said}");
@@ -707,10 +715,11 @@ fn an_output_with_files_of_others_is_replaced_or_stays() {
         let before = all();
         for more in [again, "--overwrite"] {
             let said = case.run(&out, more, 1);
-            assert!(
-                said.contains("a/notes.txt is not a part of the array"),
-                "{said}"
-            );
+            let reason = match (first, more) {
+                ("--part 1/3", "--overwrite") => "holds an unfinished run in 3 parts",
+                _ => "a/notes.txt is not a part of the array",
+            };
+            assert!(said.contains(reason), "{said}");
             assert!(all() == before, "{more}: files were deleted or made");
         }
         fs::remove_file(note).unwrap();
@@ -972,6 +981,8 @@ fn a_dry_run_ends_as_the_run() {
         ("one", "--part 1/2", 1),
         ("one", "--prepare 2", 1),
         ("begun", "", 1),
+        ("begun", "--overwrite", 1),
+        ("begun", "--resume", 1),
         ("begun", "--part 1/2", 1),
         ("begun", "--prepare 2", 1),
         ("complete", "", 1),
@@ -996,7 +1007,6 @@ fn a_dry_run_ends_as_the_run() {
     for (out, more) in [
         ("one", "--overwrite"),
         ("one", "--prepare 2 --overwrite"),
-        ("begun", "--overwrite"),
         ("begun", "--part 2/3"),
         ("begun", "--prepare 3"),
         ("begun", "--prepare 2 --overwrite"),

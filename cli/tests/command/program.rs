@@ -61,6 +61,21 @@ pub(crate) fn said_with_code(ended: &Output, code: i32) -> String {
     said
 }
 
+/// Runs a line of a shell in which `zarrs-cuda` is the program, and checks the exit code. Returns its output, stdout first.
+#[cfg(unix)]
+pub(crate) fn shell(folder: &Path, line: &str, code: i32) -> String {
+    let bin = Path::new(env!("CARGO_BIN_EXE_zarrs-cuda")).parent();
+    let path = format!(
+        "{}:{}",
+        bin.unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line]).current_dir(folder);
+    shell.env("PATH", path).env("NO_COLOR", "1");
+    said_with_code(&shell.output().unwrap(), code)
+}
+
 /// The files in the directory `path`; none if it does not exist.
 pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

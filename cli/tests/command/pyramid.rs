@@ -18,7 +18,7 @@ use zarrs_cuda::writer::{Axis, MultiscaleWriter, Reduction};
 use zarrs_cuda_testing::{Rng, effort};
 
 use crate::arrays::{chain, open, sharded, store, unsharded, values};
-use crate::program::{files, interrupt, json, program, said, said_with_code};
+use crate::program::{files, interrupt, json, program, said, said_with_code, shell};
 
 /// The shapes of level 0.
 #[derive(Clone, Debug)]
@@ -335,7 +335,7 @@ fn killed_parts_go_on() {
             if round == 1 && kills >= 2 && is_begun {
                 // All of it by one process.
                 let said = made(&parts, &[], 1);
-                assert!(said.contains("is being made in parts"), "{said}");
+                assert!(said.contains("holds an unfinished run in "), "{said}");
                 fs::remove_dir_all(parts.join(RUN)).unwrap();
                 made(&parts, &[], 0);
                 assert_eq!(contents(&parts), contents(&once));
@@ -537,6 +537,45 @@ fn levels_of_parts_appear_when_all_are_made() {
     assert!(!parts.join(RUN).exists());
     let said = run("1/2", 1);
     assert!(said.contains("is there already"), "{said}");
+}
+
+/// The command that the status names makes a part again.
+#[test]
+#[cfg(unix)]
+fn the_status_of_parts_names_the_command() {
+    let folder = TempDir::new().unwrap();
+    let [once, parts] = ["once", "parts"].map(|name| folder.path().join(name));
+    let options = [
+        "--axis=z,factor=1",
+        "--axis=y,scale=0.5",
+        "--name",
+        "my image",
+    ];
+    for image in [&once, &parts] {
+        level_0(image, &SMALL);
+    }
+    made(&once, &options, 0);
+    made(
+        &parts,
+        &[&options[..], &["--reduction=mean", "--part", "2/2"]].concat(),
+        0,
+    );
+    let said = made(&parts, &options, 1);
+    assert!(
+        said.contains("holds an unfinished run in 2 parts: 1 part is made\n")
+            && said.contains("; or delete .zarrs-cuda-run in "),
+        "{said}"
+    );
+    let status = program().arg("status").arg(&parts).output().unwrap();
+    let said = said_with_code(&status, 3);
+    let line = said.lines().last().unwrap();
+    assert!(
+        line.starts_with("zarrs-cuda pyramid /") && line.ends_with(" --part 1/2"),
+        "{line}"
+    );
+    let said = shell(folder.path(), line, 0);
+    assert!(said.contains("the levels can be read"), "{said}");
+    assert_eq!(levels(&parts), levels(&once));
 }
 
 /// The first part gives level 0 the names of the axes, and the others go on.

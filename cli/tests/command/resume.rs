@@ -178,6 +178,127 @@ fn only_whole_shards_are_kept() {
     }
 }
 
+/// A dry run tells what the run does then, and writes nothing.
+#[test]
+fn a_dry_run_tells_what_is_kept() {
+    let case = Case::new();
+    let options = format!("{SHAPES} --codec crc32c");
+    case.break_off(&options);
+    let all = || {
+        let times = files(case.folder.path()).into_iter().map(|file| {
+            let time = fs::metadata(&file).unwrap().modified().unwrap();
+            (fs::read(&file).unwrap(), time, file)
+        });
+        let mut times: Vec<_> = times.collect();
+        times.sort();
+        times
+    };
+    let dry = |code: i32| {
+        let before = all();
+        let said = case.run(&format!("a out {options} --resume --dry-run"), code);
+        assert!(all() == before, "a dry run wrote something");
+        said
+    };
+    let said = dry(0);
+    assert!(
+        said.contains("  1 shard of 200 B decoded, 1 read of objects of IN,")
+            && said.contains("of memory, 15 shards kept\n")
+            && said.ends_with(
+                "nothing was written: 1 shard of 1 array would be made in out, and 15 kept\n"
+            ),
+        "{said}"
+    );
+    // Shards that are torn or gone, and one of a chunk that was written since.
+    let shard = |name: &str| case.at("out/c").join(name);
+    let whole = fs::read(shard("0/0")).unwrap();
+    fs::write(shard("0/0"), &whole[1..]).unwrap();
+    fs::remove_file(shard("0/1")).unwrap();
+    open(&case.at("a"))
+        .store_chunk(&[1, 1], vec![7_u16; 100])
+        .unwrap();
+    let said = dry(0);
+    assert!(
+        said.contains("4 shards of 1 array would be made in out, and 12 kept"),
+        "{said}"
+    );
+    let mut command = program();
+    command
+        .arg("reencode")
+        .args(format!("a out {options} --resume --dry-run --json").split(' '));
+    let json = command.current_dir(case.folder.path()).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["arrays"][0]["shards_kept"], 12);
+    assert_eq!(json["arrays"][0]["work"]["shards"], 4);
+    assert_eq!(json["is_complete"], false);
+
+    let times = |names: &[&str]| {
+        let times = names.iter().map(|name| fs::metadata(shard(name)));
+        times
+            .map(|found| found.unwrap().modified().unwrap())
+            .collect::<Vec<_>>()
+    };
+    let kept = ["0/2", "1/0", "1/2", "3/2"];
+    let before = times(&kept);
+    // What the run refuses, the dry run refuses, too.
+    let line = format!("a out {SHAPES} --codec zstd:5 --resume");
+    let refused = [line.clone(), format!("{line} --dry-run")].map(|line| case.run(&line, 1));
+    assert_eq!(refused[0], refused[1]);
+    case.run(&format!("a out {options} --resume"), 0);
+    assert_eq!(times(&kept), before);
+    assert_eq!(values(&case.at("out")), values(&case.at("a")));
+    assert!(dry(1).contains("out holds a Zarr array"));
+    // Nothing is there.
+    let said = case.run(&format!("a new {options} --resume --dry-run"), 0);
+    assert!(
+        said.contains("16 shards of 1 array would be made in new, and 0 kept"),
+        "{said}"
+    );
+    assert!(!case.at("new").exists());
+}
+
+/// Of a group: arrays that are complete, one that was begun, and one that was not.
+#[test]
+fn a_dry_run_of_a_group_tells_what_is_kept() {
+    let case = Case::new();
+    fs::create_dir(case.at("in")).unwrap();
+    for name in ["a", "b"] {
+        fs::rename(case.at(name), case.at("in").join(name)).unwrap();
+    }
+    create(&case.at("in/c"), 3);
+    let group = r#"{"zarr_format": 3, "node_type": "group"}"#;
+    fs::write(case.at("in/zarr.json"), group).unwrap();
+    let chunk = case.at("in/b/c/3/3");
+    let whole = fs::read(&chunk).unwrap();
+    fs::write(&chunk, &whole[..whole.len() - 1]).unwrap();
+    let line = format!("in out --recursive {SHAPES}");
+    case.run(&line, 1);
+    fs::write(&chunk, whole).unwrap();
+    fs::remove_file(case.at("out/a/c/2/2")).unwrap();
+    let before = case.output();
+    let said = case.run(&format!("{line} --resume --dry-run"), 0);
+    assert!(
+        said.ends_with(
+            "nothing was written: 18 shards of 3 arrays would be made in out, and 30 kept\n"
+        ),
+        "{said}"
+    );
+    assert!(case.output() == before, "a dry run wrote something");
+    // An array of which chunks were written since is made as a whole.
+    open(&case.at("in/a"))
+        .store_chunk(&[1, 1], vec![7_u16; 100])
+        .unwrap();
+    let said = case.run(&format!("{line} --resume --dry-run"), 0);
+    assert!(
+        said.contains("33 shards of 3 arrays would be made in out, and 15 kept"),
+        "{said}"
+    );
+    case.run(&format!("{line} --resume"), 0);
+    for name in ["a", "b", "c"] {
+        let [input, output] = ["in", "out"].map(|root| case.at(root).join(name));
+        assert_eq!(values(&output), values(&input));
+    }
+}
+
 /// A torn shard that leaves the array is made again, too, without a look at what is stored.
 #[test]
 fn torn_shards_at_the_edge_are_made_again() {
@@ -347,6 +468,8 @@ fn what_is_refused_leaves_nothing() {
         ("a new/deep/out --recursive", 2),
         ("a new/deep/out --keep-going", 2),
         ("a new/deep/out --resume --overwrite", 2),
+        ("a new/deep/out --recursive --keep-going --overwrite", 2),
+        ("a new/deep/out --resume --dry-run --verify", 2),
         ("a a/new", 2),
         ("missing new/deep/out", 1),
         ("broken new/deep/out", 1),

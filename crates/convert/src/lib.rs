@@ -104,6 +104,9 @@ pub use self::reencode::{
 pub use self::reshard::{Layout, Reshard, Resharded};
 pub use self::shapes::{ShapesFor, Wishes};
 #[doc(hidden)]
-pub use self::shared_run::{Apart, PartApart, RunApart, is_in_parts, must_not_be_in_parts};
+pub use self::shared_run::{
+    Apart, PartApart, RunApart, is_in_parts, must_not_be_begun, must_not_be_in_parts,
+    must_not_be_made_above,
+};
 pub use self::shared_run::{MissingPart, Part, RunStatus, status};
 pub use self::watcher::{Event, Unit, Watcher};

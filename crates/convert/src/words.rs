@@ -20,6 +20,15 @@ pub fn counted(number: impl TryInto<u128>, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
+/// Returns `word` as a shell takes it for one word.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// Returns a shape as text: `64,64,64`.
 pub fn shape_text<T: fmt::Display>(shape: &[T]) -> String {
     let extents: Vec<_> = shape.iter().map(ToString::to_string).collect();

@@ -235,6 +235,17 @@ pub fn store(place: &Place) -> Result<Stores, Failure> {
     files(place, path)
 }
 
+/// Checks that the servers of `places` answer, and let this process read. After the failure of one array it tells
+/// whether others would fail for the same reason.
+///
+/// # Errors
+/// A server cannot be reached, or refuses this process.
+pub fn must_answer<'a>(places: impl IntoIterator<Item = &'a Place>) -> Result<(), Failure> {
+    let is_remote = |place: &&Place| matches!(place, Place::Url(_)) && !place.is_zip();
+    let mut places = places.into_iter().filter(is_remote);
+    places.try_for_each(|place| store(place).map(drop))
+}
+
 fn files(place: &Place, path: &Path) -> Result<Stores, Failure> {
     let files = FilesystemStore::new(path);
     let files = files.map_err(Failure::to(format_args!("open {place}")))?;

@@ -36,7 +36,7 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
     } = hierarchy;
     let repairs = repairs_of_groups(&stores, &members);
     let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
-    let (plans, mut failed) = plans(settings, watcher, &members, changes.as_ref());
+    let (plans, mut failed) = plans(settings, watcher, &members, changes.as_ref())?;
     failed.extend(not_found(input, store, &all_paths)?);
     if watcher.is_stopping() {
         return Err(not_begun());
@@ -63,7 +63,11 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
                 watcher.hear(Event::Array(&array));
                 arrays.push(array);
             }
-            Err(failure) if settings.keep_going && !watcher.is_stopping() => {
+            Err(failure)
+                if settings.keep_going
+                    && !watcher.is_stopping()
+                    && open::must_answer([input, output]).is_ok() =>
+            {
                 say(format!("failed: {failure}"));
                 failed.push(failure);
             }
@@ -99,7 +103,7 @@ pub(super) struct Checked {
     root: Target,
     run: Run,
     /// The keys of the input that were written since the run began that this one continues.
-    changes: Option<Changes>,
+    pub(super) changes: Option<Changes>,
 }
 
 /// Lists the nodes of the input, and checks that the run may write to the output. Writes nothing.
@@ -115,12 +119,21 @@ pub(super) fn checked(
     let run = Run::of_group(settings, evidence, hierarchy.metadata.clone());
     let root = Target::new(&settings.output)?;
     let changes = root.check_group(settings.mode(), &run, &paths)?;
+    must_have_no_parts_in(&root, &hierarchy.members)?;
     Ok(Checked {
         hierarchy,
         root,
         run,
         changes,
     })
+}
+
+/// Checks that no run in parts makes a group of `members` in the output `root`, as an output of its own.
+pub(super) fn must_have_no_parts_in(root: &Target, members: &[Member]) -> Result<(), Failure> {
+    let is_group = |member: &&Member| matches!(member.node, Node::Group { .. });
+    let groups = members.iter().filter(is_group);
+    let paths = groups.map(|group| &*group.path);
+    root.must_have_no_parts_in(paths.filter(|path| !path.is_empty()))
 }
 
 /// Returns the repairs of the metadata of groups, as lines for people. Each array reports its own.
@@ -147,12 +160,15 @@ fn tidied(root: &Target, members: &[Member]) -> Result<Vec<String>, Failure> {
 }
 
 /// Returns the plans for all arrays that can be re-encoded, and the failures of the others.
+///
+/// # Errors
+/// The server of the input or of the output does not answer, or refuses this process: no array can be re-encoded.
 pub(super) fn plans<'a>(
     settings: &'a Reencode,
     watcher: &'a dyn Watcher,
     members: &[Member],
     changes: Option<&Changes>,
-) -> (Vec<Plan<'a>>, Vec<Failure>) {
+) -> Result<(Vec<Plan<'a>>, Vec<Failure>), Failure> {
     let (mut plans, mut failed) = (Vec::new(), Vec::new());
     for member in members.iter().take_while(|_| !watcher.is_stopping()) {
         match &member.node {
@@ -167,12 +183,15 @@ pub(super) fn plans<'a>(
                         failed.extend(within_array(&plan));
                         plans.push(plan);
                     }
-                    Err(failure) => failed.push(failure),
+                    Err(failure) => {
+                        open::must_answer([&settings.input, &settings.output])?;
+                        failed.push(failure);
+                    }
                 }
             }
         }
     }
-    (plans, failed)
+    Ok((plans, failed))
 }
 
 /// Returns a failure if there is a node in the directory of an array, because arrays have no members.

@@ -14,7 +14,7 @@ use super::copy::copy;
 use super::covered::Covered;
 use super::found::{self, prefix_of};
 use super::groups::{Member, Node, of_groups};
-use super::hierarchy::{checked, plans};
+use super::hierarchy::{checked, must_have_no_parts_in, plans};
 use super::nodes::{Hierarchy, hierarchy, not_found};
 use super::report::{PartReport, PartState};
 use super::resume::Stored;
@@ -27,7 +27,7 @@ use crate::grid::Grid;
 use crate::open::{self, Place, Store, is_of_writer};
 use crate::parts::element_bytes;
 use crate::shared_run::{
-    self, Joined, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
+    Division, Joined, Made, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
 };
 use crate::watcher::Watcher;
 
@@ -121,11 +121,7 @@ pub(super) fn mend(
     parts: NonZeroU64,
     watcher: &dyn Watcher,
 ) -> Result<PartReport, Failure> {
-    let planned = Reencode {
-        resume: false,
-        shared: Some(Shared::Prepare { parts }),
-        ..settings.clone()
-    };
+    let planned = as_planned(settings, parts);
     let whole = Whole::of(&planned, parts, watcher)?;
     if whole.is_refused(settings) {
         return Ok(whole.report(None, PartState::Refused));
@@ -145,6 +141,15 @@ pub(super) fn mend(
     Ok(whole.report(None, mended))
 }
 
+/// Returns the settings of the run in so many `parts` that has completed the output.
+pub(super) fn as_planned(settings: &Reencode, parts: NonZeroU64) -> Reencode {
+    Reencode {
+        resume: false,
+        shared: Some(Shared::Prepare { parts }),
+        ..settings.clone()
+    }
+}
+
 impl<'a> Whole<'a> {
     pub(super) fn of(
         settings: &'a Reencode,
@@ -155,11 +160,18 @@ impl<'a> Whole<'a> {
         must_be_few(parts)?;
         let store = open::store(input)?.store;
         let (members, plans, failed) = if settings.recursive {
-            let Hierarchy { members, paths, .. } = match settings.shared {
-                Some(_) => hierarchy(settings, &store, watcher)?,
-                None => checked(settings, &store, watcher)?.hierarchy,
+            let (hierarchy, changes) = if settings.shared.is_some() {
+                // An output that cannot be opened fails once, and not for each array.
+                let root = Target::new(&settings.output)?;
+                let hierarchy = hierarchy(settings, &store, watcher)?;
+                must_have_no_parts_in(&root, &hierarchy.members)?;
+                (hierarchy, None)
+            } else {
+                let checked = checked(settings, &store, watcher)?;
+                (checked.hierarchy, checked.changes)
             };
-            let (plans, mut failed) = plans(settings, watcher, &members, None);
+            let Hierarchy { members, paths, .. } = hierarchy;
+            let (plans, mut failed) = plans(settings, watcher, &members, changes.as_ref())?;
             failed.extend(not_found(input, &store, &paths)?);
             (members, plans, failed)
         } else {
@@ -253,8 +265,8 @@ impl<'a> Whole<'a> {
             .collect()
     }
 
-    /// Returns the first shard of each part, if these are the shards of each array.
-    pub(super) fn starts_of(&self, covered: &[Covered<'_>]) -> Vec<PartStart> {
+    /// Returns the division into parts, if these are the shards of each array.
+    pub(super) fn division_of(&self, covered: &[Covered<'_>]) -> Division {
         let shards = covered.iter().zip(&self.plans).enumerate();
         let shards = shards.flat_map(|(array, (covered, plan))| {
             let element = element_bytes(&plan.output);
@@ -262,7 +274,7 @@ impl<'a> Whole<'a> {
                 (PartStart { array, shard }, elements.saturating_mul(element))
             })
         });
-        shared_run::starts(shards, self.wanted.parts)
+        Division::of(shards, self.wanted.parts)
     }
 
     /// Returns whether nothing is stored at the output but what earlier runs leave, also when they were killed.
@@ -282,7 +294,7 @@ impl<'a> Whole<'a> {
         let settings = plan.job.settings;
         let target = Target::new(self.output)?;
         if !settings.recursive {
-            return target.check(settings.mode(), &plan.run, false);
+            return target.check(settings.mode(), &plan.run, false).map(drop);
         }
         let paths = self.wanted.nodes.iter().map(|node| &*node.path);
         target.check_group(settings.mode(), &plan.run, &paths.collect())?;
@@ -395,8 +407,8 @@ impl Output for Whole<'_> {
         .with_remedy("wait until that run has ended, or name another OUT"))
     }
 
-    fn starts(&self) -> Result<Vec<PartStart>, Failure> {
-        Ok(self.starts_of(&self.all_covered()?))
+    fn division(&self) -> Result<Division, Failure> {
+        Ok(self.division_of(&self.all_covered()?))
     }
 }
 
@@ -428,8 +440,8 @@ impl Output for Emptied<'_> {
         begun.map_or(Ok(()), Begun::remove_marker)
     }
 
-    fn starts(&self) -> Result<Vec<PartStart>, Failure> {
-        self.whole.starts()
+    fn division(&self) -> Result<Division, Failure> {
+        self.whole.division()
     }
 }
 

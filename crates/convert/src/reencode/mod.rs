@@ -44,7 +44,7 @@ use zarrs_cuda::Options;
 use self::arrays::{Input, OutputArray, describe, metadata_json};
 use self::copy::copy;
 use self::covered::Covered;
-use self::found::Node;
+use self::found::{Node, Start};
 pub(crate) use self::in_parts::must_be_few;
 pub use self::nodes::arrays_below;
 pub use self::report::{
@@ -52,7 +52,9 @@ pub use self::report::{
     Work, WrittenGroup,
 };
 use self::resume::Stored;
-use self::same_run::Run;
+#[cfg(test)]
+pub(crate) use self::same_run::arguments_of_group;
+use self::same_run::{GoesOn, Run};
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
@@ -128,7 +130,8 @@ pub struct Reencode {
     pub include: Vec<Pattern>,
     /// If `recursive`: whether the group gets consolidated metadata also if `input` has none.
     pub consolidate_metadata: bool,
-    /// If `recursive`: whether arrays that cannot be re-encoded are left out, instead of failing the run.
+    /// If `recursive`: whether arrays that cannot be re-encoded are left out, instead of failing the run. It excludes
+    /// `overwrite`.
     pub keep_going: bool,
     /// Whether the watcher is told the stages of shards.
     pub explain: bool,
@@ -145,7 +148,8 @@ pub struct Reencode {
     /// Whether the run plans the parts of a run of several processes, or makes one of them. It excludes `resume` and
     /// `verify`; `overwrite` is for [`Shared::Prepare`] alone.
     pub shared: Option<Shared>,
-    /// Whether the run only tells its work, and writes nothing. It excludes `resume`.
+    /// Whether the run only tells its work, and writes nothing. With `resume`, it reads the indices of the shards that
+    /// are stored, and tells which ones the run would keep.
     pub dry_run: bool,
     /// The engines that encode and decode shards, and the memory for buffers.
     pub options: Options,
@@ -196,6 +200,12 @@ impl Reencode {
                 "an interrupted run is gone on with or replaced: --resume excludes --overwrite",
             ));
         }
+        if self.overwrite && self.keep_going {
+            return Err(Failure::usage(
+                "a run with --overwrite deletes the arrays of the output first, also those that --keep-going would \
+                 leave out: --keep-going excludes --overwrite",
+            ));
+        }
         if self.shapes.keep_chunks && self.shapes.subchunk.is_some() {
             return Err(Failure::usage(
                 "subchunks have the shape of the chunks of the input, or one that is given: --keep-chunks excludes \
@@ -216,6 +226,7 @@ impl Reencode {
         }
         must_lie_apart(&self.input, &self.output)?;
         must_not_be_in_an_array(&self.output)?;
+        shared_run::must_not_be_made_above(&self.output)?;
         if self.dry_run {
             return dry_run::run(self, watcher).map(Report::DryRun);
         }
@@ -238,6 +249,7 @@ impl Reencode {
         Mode {
             resume: self.resume,
             overwrite: self.overwrite,
+            replaces_parts: self.overwrite && matches!(self.shared, Some(Shared::Prepare { .. })),
         }
     }
 
@@ -283,6 +295,8 @@ struct Mode {
     resume: bool,
     /// Whether the run replaces an array.
     overwrite: bool,
+    /// Whether the run replaces what a run in parts has stored, before that run is finished.
+    replaces_parts: bool,
 }
 
 /// The job to re-encode one array.
@@ -329,6 +343,8 @@ struct Plan<'a> {
     output: OutputArray,
     run: Run,
     mode: Mode,
+    /// The interrupted run that this run continues; `None` if it continues none.
+    goes_on: Option<GoesOn>,
     /// Whether an earlier run has completed this array.
     is_done: bool,
 }
@@ -369,6 +385,8 @@ impl<'a> Job<'a> {
         let evidence = Evidence::of(&self.input, &*input.storage())?;
         let run = Run::of_array(self.settings, &shapes, evidence, metadata_json(&output)?);
         let mut mode = self.settings.mode();
+        // An array of a group may be the output of another run in parts.
+        mode.replaces_parts &= self.path.is_empty();
         let is_published =
             self.settings.recursive && self.settings.resume && target.is_published(&run)?;
         let is_done = is_published && !is_stale;
@@ -376,14 +394,18 @@ impl<'a> Job<'a> {
             mode = Mode {
                 resume: false,
                 overwrite: true,
+                replaces_parts: false,
             };
         }
+        let mut goes_on = None;
         if !is_done {
             // Parts replace nothing: `in_parts.rs` looks whether the whole output is free.
             if self.settings.shared.is_none() || mode.overwrite {
                 let root = Target::new(&self.settings.output)?;
                 let is_of_parts = mode.overwrite && root.has_array_in_parts(&self.path)?;
-                target.check(mode, &run, is_of_parts)?;
+                if let Start::GoOn(found) = target.check(mode, &run, is_of_parts)? {
+                    goes_on = Some(found);
+                }
             }
             self.must_be_read(&chunks, &input, &shapes)?;
         }
@@ -398,6 +420,7 @@ impl<'a> Job<'a> {
             output,
             run,
             mode,
+            goes_on,
             is_done,
         })
     }

@@ -31,21 +31,27 @@ pub(super) struct Hierarchy {
     pub(super) paths: BTreeSet<String>,
 }
 
-/// Returns the paths of the arrays in the group at `place`, at any depth; of an array, the empty path.
+/// Returns the paths of the arrays in the group at `place`, at any depth; of an array, the empty path. Also returns a
+/// failure for each member that cannot be read.
 ///
 /// # Errors
-/// The store cannot be listed, or a member of the group cannot be read.
-pub fn arrays_below(place: &Place) -> Result<Vec<String>, Failure> {
+/// The store cannot be listed, or its server does not answer.
+pub fn arrays_below(place: &Place) -> Result<(Vec<String>, Vec<Failure>), Failure> {
     place.must_be_listed(
         "find the arrays of",
         "name one array, and leave out --recursive",
     )?;
     let stores = open::store(place)?;
     let (members, _) = members(place, &stores.store)?;
-    let arrays = members
-        .into_iter()
-        .filter(|member| matches!(member.node, Node::Array));
-    Ok(arrays.map(|member| member.path).collect())
+    let (mut arrays, mut failures) = (Vec::new(), Vec::new());
+    for Member { path, node, .. } in members {
+        match node {
+            Node::Array => arrays.push(path),
+            Node::Group { .. } => {}
+            Node::Unreadable(failure) => failures.push(failure),
+        }
+    }
+    Ok((arrays, failures))
 }
 
 /// Lists the nodes of `input`, and tells the watcher what is no part of the hierarchy.
@@ -264,10 +270,12 @@ fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), F
             }
             continue;
         };
-        if path.is_empty()
-            && let Node::Unreadable(failure) = node
-        {
-            return Err(failure);
+        if let Node::Unreadable(failure) = &node {
+            if path.is_empty() {
+                return Err(failure.clone());
+            }
+            // Otherwise each of the other nodes would fail for the same reason.
+            open::must_answer([input])?;
         }
         if let Node::Group { .. } = node {
             let (children, files) = children(input, store, &path)?;

@@ -193,6 +193,8 @@ pub struct DryRun {
     pub is_refused: bool,
     /// Whether nothing would be written, because the parts of the run are made already.
     pub is_complete: bool,
+    /// Whether the run would go on with an output, and keep shards of it.
+    pub resumes: bool,
 }
 
 /// The work on one array.
@@ -209,8 +211,10 @@ pub struct ArrayWork {
     pub shard: Vec<NonZeroU64>,
     /// The shape of a subchunk, in elements.
     pub subchunk: Vec<NonZeroU64>,
-    /// The work on all shards.
+    /// The work on all shards to make.
     pub work: Work,
+    /// The number of stored shards that the run would keep.
+    pub kept: u64,
     /// The most bytes that buffers take.
     pub memory: u64,
 }

@@ -144,7 +144,7 @@ pub(super) struct GoesOn {
 
 /// Returns the arguments of a run that re-encodes all arrays of a group, as far as they affect the output, by the names
 /// of their options.
-pub(super) fn arguments_of_group(settings: &Reencode) -> Map<String, Value> {
+pub(crate) fn arguments_of_group(settings: &Reencode) -> Map<String, Value> {
     let shapes = &settings.shapes;
     let asked = [&shapes.shard, &shapes.subchunk]
         .map(|shape| json!(shape.as_ref().map(|shape| shape_text(shape))));

@@ -74,13 +74,21 @@ impl Target {
 
     /// Checks that no run in parts makes this output, unless this run replaces it.
     fn must_not_be_in_parts(&self, mode: Mode) -> Result<(), Failure> {
-        if mode.overwrite || !self.is_in_parts()? {
+        if mode.replaces_parts || !self.is_in_parts()? {
             return Ok(());
         }
-        Err(Failure::failed(format!("{} is being made in parts", self.place)).with_remedy(
-            "`zarrs-cuda status OUT` tells the parts that are missing: make these with --part; or name another OUT; or \
-             begin again with --overwrite, when no part runs",
-        ))
+        shared_run::must_not_be_begun(&self.place)
+    }
+
+    /// Checks that no run in parts makes a group at one of `paths` in this output, as an output of its own. The plan of an
+    /// array looks for such a run itself.
+    pub(super) fn must_have_no_parts_in<'p>(
+        &self,
+        mut paths: impl Iterator<Item = &'p str>,
+    ) -> Result<(), Failure> {
+        paths.try_for_each(|path| {
+            shared_run::must_not_be_begun_below(&self.place, &*self.store, path)
+        })
     }
 
     /// Deletes what runs in parts have left beside their shards. What they have stored is then the output of an
@@ -108,14 +116,13 @@ impl Target {
         .with_remedy("name another OUT, or delete OUT as a whole"))
     }
 
-    /// Checks that `run` may write an array to this target. Writes nothing. `is_of_parts`: whether a run in parts
-    /// makes it as an array of a group.
-    pub(super) fn check(&self, mode: Mode, run: &Run, is_of_parts: bool) -> Result<(), Failure> {
+    /// Checks that `run` may write an array to this target, and returns how the run begins. Writes nothing.
+    /// `is_of_parts`: whether a run in parts makes it as an array of a group.
+    pub(super) fn check(&self, mode: Mode, run: &Run, is_of_parts: bool) -> Result<Start, Failure> {
         self.must_not_be_in_parts(mode)?;
         self.must_be_replaced(&BTreeSet::from([""]), Node::Array)?;
         let found = self.look(None, is_of_parts)?;
-        found.start(mode, run, &self.place, Node::Array)?;
-        Ok(())
+        found.start(mode, run, &self.place, Node::Array)
     }
 
     /// Checks that `run` may write a group to this target, with arrays and groups at the paths `members`.

@@ -17,7 +17,7 @@ use crate::grid::number_of;
 use crate::open::{self, is_of_run};
 use crate::reencode::{PartReport, PartState, Shared, must_be_few};
 use crate::shared_run::{
-    self, Joined, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
+    self, Division, Joined, Marked, Output, Part, PartStart, PlannedNode, SharedRun, Wanted,
 };
 use crate::stored;
 use crate::watcher::{Step, Unit, Watcher};
@@ -223,7 +223,7 @@ impl Output for Whole<'_> {
         .with_remedy("wait until that run has ended, or name another OUT"))
     }
 
-    fn starts(&self) -> Result<Vec<PartStart>, Failure> {
+    fn division(&self) -> Result<Division, Failure> {
         let Prepared { plan, pieces, .. } = &self.prepared;
         let shards = pieces.iter().flat_map(|piece| plan.objects(piece));
         let shards = shards.map(|shard| number_of(&shard, &plan.output.grid));
@@ -236,6 +236,6 @@ impl Output for Whole<'_> {
             };
             (start, 1)
         });
-        Ok(shared_run::starts(shards, self.wanted.parts))
+        Ok(Division::of(shards, self.wanted.parts))
     }
 }

@@ -46,6 +46,7 @@ use crate::grid::number_of;
 use crate::open::{self, Place};
 use crate::reencode::{PartReport, Shared};
 use crate::replace::tidied;
+use crate::shared_run;
 use crate::stored::{self, Keys};
 use crate::watcher::{Step, Unit, Watcher};
 
@@ -206,6 +207,7 @@ impl<'a> Readable<'a> {
         let side = Side::of(&document).map_err(|reason| settings.cannot_move(reason))?;
         must_lie_apart(&settings.input, &settings.output)?;
         must_not_be_in_an_array(&settings.output)?;
+        shared_run::must_not_be_made_above(&settings.output)?;
         Ok(Self {
             input,
             output,
@@ -282,6 +284,7 @@ impl<'a> Prepared<'a> {
 fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
     let calls_before = codec_calls();
     let readable = Readable::of(settings)?;
+    shared_run::must_not_be_begun(&settings.output)?;
     let output = readable.output;
     let evidence = Evidence::of(&settings.input, &*open::store(&settings.input)?.store)?;
     let before = target::look(output, &evidence, None)?;

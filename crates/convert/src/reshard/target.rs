@@ -9,8 +9,9 @@ use zarrs_cuda::storage::{Durable, Owner, Unfinished, replace};
 use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
-use crate::open::read_file;
+use crate::open::{Place, read_file};
 use crate::replace::sync_all_files;
+use crate::shared_run;
 use crate::stored;
 
 /// The file that marks OUT as incomplete. It has the metadata that OUT will have, and the evidence of IN.
@@ -142,6 +143,8 @@ pub(super) fn begin(
 ) -> Result<Begun, Failure> {
     let doing = format!("begin {}", output.display());
     let mut claim = claim(output)?;
+    // A part that makes a plan meanwhile looks for the marker afterwards: one of both withdraws.
+    shared_run::must_not_be_begun(&Place::Directory(output.to_path_buf()))?;
     // Another run may have written to OUT since `before`.
     let now = look(output, input, Some(&claim))?;
     if std::mem::discriminant(before) != std::mem::discriminant(&now) {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::plan::{MadeApart, PartStart, Wanted};
-use super::{Joined, Made, Marked, Output, Part, SharedRun, key};
+use super::plan::{MadeApart, Wanted};
+use super::{Division, Joined, Made, Marked, Output, Part, SharedRun, key, must_not_be_begun};
 use crate::consolidated;
 use crate::evidence::{self, hash};
 use crate::failure::Failure;
@@ -140,8 +140,8 @@ impl Output for RunApart<'_> {
         self.must_be_free()
     }
 
-    fn starts(&self) -> Result<Vec<PartStart>, Failure> {
-        Ok(Vec::new()) // parts are no ranges of shards
+    fn division(&self) -> Result<Division, Failure> {
+        Ok(Division::default()) // parts are no ranges of shards
     }
 }
 
@@ -287,14 +287,7 @@ pub fn is_in_parts(group: &Path) -> bool {
 pub fn must_not_be_in_parts(group: &Path) -> Result<(), Failure> {
     let run = group.join(RUN);
     if is_in_parts(group) {
-        return Err(Failure::failed(format!(
-            "{} is being made in parts",
-            group.display()
-        ))
-        .with_remedy(format!(
-            "`zarrs-cuda status {}` tells the parts that are missing: make these with --part; or delete {RUN} in it",
-            group.display()
-        )));
+        must_not_be_begun(&Place::Directory(group.to_path_buf()))?;
     }
     match fs::remove_file(run.join("done.json")) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Failure::to(format_args!(

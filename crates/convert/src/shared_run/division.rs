@@ -4,9 +4,40 @@ use std::num::NonZeroU64;
 
 use super::plan::PartStart;
 
+/// The division of a run into parts.
+#[derive(Default)]
+pub(crate) struct Division {
+    /// The first shard of each part; none if parts are no ranges of shards.
+    pub(crate) starts: Vec<PartStart>,
+    /// The number of shards of each part; none if parts are no ranges of shards.
+    pub(crate) shards: Vec<u64>,
+}
+
+impl Division {
+    /// Divides a run into `parts` parts. `shards` are all shards of the run, in their order, with the number of bytes
+    /// that each takes.
+    pub(crate) fn of(
+        shards: impl Iterator<Item = (PartStart, u64)> + Clone,
+        parts: NonZeroU64,
+    ) -> Self {
+        let starts = starts(shards.clone(), parts);
+        let mut counts = vec![0; starts.len()];
+        for (shard, _) in shards {
+            let part = starts.partition_point(|start| *start <= shard);
+            if let Some(count) = counts.get_mut(part.saturating_sub(1)) {
+                *count += 1;
+            }
+        }
+        Self {
+            starts,
+            shards: counts,
+        }
+    }
+}
+
 /// Returns the first shard of each of `parts` parts. `shards` are all shards of the run, in their order, with the
 /// number of bytes that each takes.
-pub(crate) fn starts(
+fn starts(
     shards: impl Iterator<Item = (PartStart, u64)> + Clone,
     parts: NonZeroU64,
 ) -> Vec<PartStart> {
@@ -46,7 +77,10 @@ mod tests {
             shard: shard as u128 % 3,
         };
         let shards = bytes.iter().enumerate().map(|(n, bytes)| (at(n), *bytes));
-        let starts = starts(shards.clone(), NonZeroU64::new(parts).unwrap());
+        let Division {
+            starts,
+            shards: counts,
+        } = Division::of(shards.clone(), NonZeroU64::new(parts).unwrap());
         assert_eq!(starts.len() as u64, parts);
         assert!(starts.is_sorted());
         let mut all = Vec::new();
@@ -55,7 +89,9 @@ mod tests {
             let mine = shards
                 .clone()
                 .filter(|(at, _)| at >= start && end.is_none_or(|end| at < end));
-            all.push(mine.map(|(_, bytes)| bytes).collect());
+            let mine: Vec<u64> = mine.map(|(_, bytes)| bytes).collect();
+            assert_eq!(mine.len() as u64, counts[number]);
+            all.push(mine);
         }
         all
     }

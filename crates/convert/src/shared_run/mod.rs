@@ -33,6 +33,7 @@
 //! A process may be killed between two steps, and may do a part that another process does or has done. Each step
 //! creates a value that all processes create equally, or deletes a value that nobody needs.
 
+mod again;
 mod apart;
 mod create;
 mod division;
@@ -42,6 +43,7 @@ mod plan;
 mod status;
 #[cfg(test)]
 mod tests;
+mod unfinished;
 mod watch;
 
 use std::fmt;
@@ -53,12 +55,14 @@ use zarrs::storage::{Bytes, StorageError, StoreKey};
 
 pub use self::apart::{Apart, PartApart, RunApart, is_in_parts, must_not_be_in_parts};
 pub(crate) use self::create::{Creating, CreatingStore};
-pub(crate) use self::division::starts;
+pub(crate) use self::division::Division;
 pub(crate) use self::made::{Made, found};
 pub use self::part::Part;
 use self::plan::MadeApart;
 pub(crate) use self::plan::{PartStart, PlannedNode, RunPlan, Wanted};
 pub use self::status::{MissingPart, RunStatus, status};
+pub(crate) use self::unfinished::must_not_be_begun_below;
+pub use self::unfinished::{must_not_be_begun, must_not_be_made_above};
 use self::watch::Look;
 pub(crate) use self::watch::PlanWatch;
 use crate::consolidated;
@@ -118,8 +122,8 @@ pub(crate) trait Output {
     /// Checks, when the plan is there, that no run without parts has begun meanwhile.
     fn must_not_be_claimed(&self) -> Result<(), Failure>;
 
-    /// Returns the first shard of each part.
-    fn starts(&self) -> Result<Vec<PartStart>, Failure>;
+    /// Divides the shards into parts.
+    fn division(&self) -> Result<Division, Failure>;
 }
 
 impl SharedRun {
@@ -147,7 +151,7 @@ impl SharedRun {
             match (stored(place, &store, plan_key())?, checked) {
                 (Some(found), _) => found,
                 (None, Ok(())) => {
-                    let plan = RunPlan::new(wanted, output.starts()?);
+                    let plan = RunPlan::new(wanted, output.division()?);
                     let made = made(place, plan, prepares)?;
                     // A run without parts looks for the plan after it has claimed the output: one of both withdraws.
                     output.must_not_be_claimed().inspect_err(|_| {

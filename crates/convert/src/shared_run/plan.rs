@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use zarrs_cuda::storage::Owner;
 
 use super::Part;
+use super::division::Division;
 use crate::failure::Failure;
 use crate::open::RUN;
 
@@ -47,6 +48,10 @@ pub(crate) struct RunPlan {
     /// The first shard of each part. A part ends where the next one begins. There is none if parts are no ranges of
     /// shards.
     pub(crate) starts: Vec<PartStart>,
+    /// The number of shards of each part; none if that is not known. A shard that has only the fill value counts, and
+    /// is not stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) shards: Vec<u64>,
     /// The output that moves to its place at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) made_apart: Option<MadeApart>,
@@ -119,7 +124,7 @@ mod text {
 }
 
 impl RunPlan {
-    pub(crate) fn new(wanted: &Wanted, starts: Vec<PartStart>) -> Self {
+    pub(crate) fn new(wanted: &Wanted, division: Division) -> Self {
         Self {
             zarrs_cuda_run: VERSION,
             program: env!("CARGO_PKG_VERSION").to_owned(),
@@ -134,7 +139,8 @@ impl RunPlan {
             nodes: wanted.nodes.clone(),
             chunks: wanted.chunks.clone(),
             left_out: wanted.left_out.clone(),
-            starts,
+            starts: division.starts,
+            shards: division.shards,
             made_apart: wanted.made_apart.clone(),
         }
     }
@@ -197,9 +203,41 @@ impl RunPlan {
         &self.command
     }
 
+    pub(super) fn arguments(&self) -> &Map<String, Value> {
+        &self.arguments
+    }
+
+    pub(super) fn backend(&self) -> &str {
+        &self.backend
+    }
+
+    /// Returns whether the input is one array of which no chunk is stored.
+    pub(super) fn is_of_an_empty_array(&self) -> bool {
+        self.chunks == [Some(0)] && self.arguments.get("--recursive") != Some(&Value::Bool(true))
+    }
+
+    /// Returns whether the run makes an array or a group at `path`, or an array in which that lies, or a member of it.
+    pub(super) fn makes(&self, path: &str) -> bool {
+        let is_in = |inner: &str, outer: &str| {
+            let rest = inner.strip_prefix(outer);
+            outer.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if let Some(apart) = &self.made_apart {
+            let mut nodes = apart.nodes();
+            return nodes.any(|node| is_in(path, node) || is_in(node, path));
+        }
+        let mut nodes = self.nodes.iter();
+        nodes.any(|node| is_in(&node.path, path) || node.is_array() && is_in(path, &node.path))
+    }
+
+    /// Returns the number of shards of all parts; `None` if that is not known.
+    pub(super) fn all_shards(&self) -> Option<u64> {
+        (!self.shards.is_empty()).then(|| self.shards.iter().sum())
+    }
+
     /// Checks that this plan, at `shown`, is one of the run that is `wanted`.
     pub(crate) fn must_be(&self, wanted: &Wanted, shown: &str) -> Result<(), Failure> {
-        let other = Self::new(wanted, self.starts.clone());
+        let other = Self::new(wanted, Division::default());
         let Some(difference) = self.difference(&other) else {
             return Ok(());
         };
@@ -309,6 +347,10 @@ fn shown(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "not given".to_owned(),
         Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(values)) if values.iter().all(Value::is_string) => {
+            let texts: Vec<&str> = values.iter().filter_map(Value::as_str).collect();
+            texts.join(" ")
+        }
         Some(value) => value.to_string(),
     }
 }
