@@ -164,8 +164,8 @@ fn others_are_refused() {
             &["--shard", "8,16", "--part", "2/2", "--index", "start"],
             "--index",
         ),
-        (&["--shard", "8,16"], "already"),
-        (&["--chunks"], "already"),
+        (&["--shard", "8,16"], "holds an unfinished run in 2 parts"),
+        (&["--chunks"], "holds an unfinished run in 2 parts"),
     ] {
         let said = case.refused(options, 1);
         assert!(said.contains(word), "{options:?}: {said}");

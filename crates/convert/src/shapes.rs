@@ -252,7 +252,37 @@ pub fn edges(shape: &[NonZeroU64]) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{near_cubic, volume};
+    use super::{Wishes, Written, edges, near_cubic, volume};
+
+    /// A shard of a chosen shape is no larger than the array, rounded up to subchunks.
+    #[test]
+    fn chosen_shards_have_no_room_for_more_than_the_array() {
+        for array in [&[10, 10][..], &[365], &[3, 1000], &[1], &[7, 1, 300, 2]] {
+            for shard_size in [1 << 10, 1 << 20, 128 << 20] {
+                for (subchunk_size, chunk, keep_chunks) in [
+                    (256, 4, false),
+                    (128 << 10, 100, false),
+                    (256, 4, true),
+                    (256, 100, true),
+                ] {
+                    let wishes = Wishes {
+                        shard_size,
+                        subchunk_size,
+                        keep_chunks,
+                        ..Wishes::default()
+                    };
+                    let chunk = vec![chunk; array.len()];
+                    let chosen = wishes.chosen(array, Written::Chunks(&chunk), 4, |_, _| Ok(()));
+                    let (shard, subchunk) = chosen.unwrap();
+                    let axes = edges(&shard).into_iter().zip(edges(&subchunk)).zip(array);
+                    for ((shard, subchunk), array) in axes {
+                        let most = array.div_ceil(subchunk) * subchunk;
+                        assert!(shard <= most, "{array}: {shard}, {subchunk}");
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn only_small_arrays_are_one_subchunk() {

@@ -2,7 +2,17 @@
 
 use std::num::NonZeroU64;
 
-use super::plan::PartStart;
+use serde::{Deserialize, Serialize};
+
+/// The shard at which a part begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct PartStart {
+    /// The number of the array among the arrays of the run.
+    pub(crate) array: usize,
+    /// The position of the shard in the grid of the array, in C order. It is text, because it may need 128 bits.
+    #[serde(with = "text")]
+    pub(crate) shard: u128,
+}
 
 /// The division of a run into parts.
 #[derive(Default)]
@@ -65,6 +75,20 @@ fn starts(
         starts.push(end);
     }
     starts
+}
+
+/// Numbers as text.
+mod text {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(number: &u128, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(number)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<u128, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 #[cfg(test)]

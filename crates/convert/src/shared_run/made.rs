@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs_cuda::maintenance::Shards;
 
-use super::plan::{PartStart, RunPlan};
+use super::division::PartStart;
+use super::plan::RunPlan;
 use crate::evidence::hash;
 use crate::failure::Failure;
 use crate::grid::Grid;

@@ -55,11 +55,11 @@ use zarrs::storage::{Bytes, StorageError, StoreKey};
 
 pub use self::apart::{Apart, PartApart, RunApart, is_in_parts, must_not_be_in_parts};
 pub(crate) use self::create::{Creating, CreatingStore};
-pub(crate) use self::division::Division;
+pub(crate) use self::division::{Division, PartStart};
 pub(crate) use self::made::{Made, found};
 pub use self::part::Part;
 use self::plan::MadeApart;
-pub(crate) use self::plan::{PartStart, PlannedNode, RunPlan, Wanted};
+pub(crate) use self::plan::{PlannedNode, RunPlan, Wanted};
 pub use self::status::{MissingPart, RunStatus, status};
 pub(crate) use self::unfinished::must_not_be_begun_below;
 pub use self::unfinished::{must_not_be_begun, must_not_be_made_above};

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use zarrs_cuda::storage::Owner;
 
 use super::Part;
-use super::division::Division;
+use super::division::{Division, PartStart};
 use crate::failure::Failure;
 use crate::open::RUN;
 
@@ -85,16 +85,6 @@ impl PlannedNode {
     }
 }
 
-/// The shard at which a part begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct PartStart {
-    /// The number of the array among the arrays of the run.
-    pub(crate) array: usize,
-    /// The position of the shard in the grid of the array, in C order. It is text, because it may need 128 bits.
-    #[serde(with = "text")]
-    pub(crate) shard: u128,
-}
-
 /// The facts that a process knows about its run before it reads the plan.
 pub(crate) struct Wanted {
     pub(crate) command: &'static str,
@@ -107,20 +97,6 @@ pub(crate) struct Wanted {
     pub(crate) chunks: Vec<Option<u64>>,
     pub(crate) left_out: Vec<String>,
     pub(crate) made_apart: Option<MadeApart>,
-}
-
-/// Numbers as text.
-mod text {
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(number: &u128, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(number)
-    }
-
-    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<u128, D::Error> {
-        String::deserialize(from)?.parse().map_err(D::Error::custom)
-    }
 }
 
 impl RunPlan {
