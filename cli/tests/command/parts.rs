@@ -844,6 +844,16 @@ fn on_a_server() {
         if status.status.code() != Some(1) {
             let json: Value = serde_json::from_slice(&status.stdout).unwrap();
             assert_eq!(json["status"]["parts"], 3);
+            if json["status"]["is_complete"] == false {
+                let mut arguments = case.arguments("unused", "--overwrite");
+                arguments[2] = out.clone().into();
+                let said = said_with_code(&with_server(&arguments).output().unwrap(), 1);
+                assert!(
+                    said.contains("holds an unfinished run in 3 parts: ")
+                        && said.contains(&format!(" {out} --shard 8,8 ")),
+                    "{said}"
+                );
+            }
         }
         let children = ["2/3", "1/3", "3/3", "3/3"].map(|number| {
             let mut command = part(number);
