@@ -116,15 +116,24 @@ def reencode(
     Returns
     -------
     dict
-        The report of the command: see ``zarrs-cuda reencode --json``. With ``client``, the report of
-        ``zarrs-cuda status``.
+        The report of the command: see ``zarrs-cuda reencode --json``. Of a group, ``arrays`` is a list with
+        the report of each array; with ``part`` it is the number of arrays. With ``client``, the report of
+        ``zarrs-cuda status``, which has no ``arrays``.
 
     Raises
     ------
     ValueError
         If the arguments make no sense together.
     RuntimeError
-        If something cannot be done. The message says what to do.
+        If something cannot be done. The message says what to do. With ``keep_going``, also if arrays were
+        left out, when the others are made: the same call with ``resume=True`` adds the rest. To a run in
+        parts nothing is added: re-encode the rest by themselves. ``decode_with`` raises no error then: the
+        report has them, as ``left_out``.
+
+    Warns
+    -----
+    UserWarning
+        For each note of the report, such as files that could not be deleted.
 
     Examples
     --------
@@ -215,6 +224,11 @@ def reshard(
     RuntimeError
         If something cannot be done. The message says what to do.
 
+    Warns
+    -----
+    UserWarning
+        For each note of the report.
+
     Examples
     --------
     >>> zarrs_cuda.reshard("chunks.zarr", "shards.zarr", shard=(256, 256, 256))  # doctest: +SKIP
@@ -282,6 +296,11 @@ def pyramid(
         If the arguments make no sense together.
     RuntimeError
         If something cannot be done. The message says what to do.
+
+    Warns
+    -----
+    UserWarning
+        For each note of the report.
 
     Examples
     --------

@@ -98,7 +98,7 @@ def command(words: Sequence[str]) -> int:
     """Run the command with these arguments, print what it did, and return the exit code."""
     is_json = "--json" in words
     try:
-        report = reencode(words, None if is_json else _tell)
+        report = reencode(words, (lambda _: None) if is_json else _tell)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -122,6 +122,8 @@ def command(words: Sequence[str]) -> int:
 def reencode(words: Sequence[str], tell: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Re-encode an array or a group that zarr-python reads, and return the report.
 
+    Notes are warnings, unless ``tell`` takes them with all else that was done.
+
     Raises
     ------
     ValueError
@@ -132,7 +134,7 @@ def reencode(words: Sequence[str], tell: Callable[[str], None] | None = None) ->
     asked = _parsed(words)
     if "://" in asked.out:
         raise FailedError(f"cannot write {asked.out}", "OUT is a directory with --decode-with")
-    tell = tell or (lambda _: None)
+    tell = tell or _warn
     out = Path(os.path.realpath(asked.out))
     _must_be_free(asked.input, out)
     try:
@@ -192,6 +194,13 @@ def _must_be_free(source: str, out: Path) -> None:
 def _configuration(asked: argparse.Namespace) -> dict[str, Any]:
     threads = {} if asked.threads is None else {"threading.max_workers": asked.threads}
     return {**threads, "codec_pipeline.sync": True, "codec_pipeline.strict": True}
+
+
+def _warn(line: str) -> None:
+    from zarrs_cuda import _tasks
+
+    if line.startswith("note: "):
+        _tasks.warn(line.removeprefix("note: "))
 
 
 class _Run(NamedTuple):

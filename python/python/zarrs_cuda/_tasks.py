@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from distributed import Client, Event
 
@@ -21,6 +23,9 @@ _USAGE = 2
 
 # Tells the command that the process that began it holds the other end of its input.
 _FOLLOWS = "_ZARRS_CUDA_FOLLOWS_INPUT"
+
+# A run in parts does not go on with arrays that it left out.
+_BY_THEMSELVES = "re-encode the rest by themselves, each to its path in `destination`"
 
 # How often a task looks whether it is to stop, and how long the command may take to stop, in seconds.
 _LOOKS, _STOPS = 2.0, 20.0
@@ -60,12 +65,18 @@ class Tasks(NamedTuple):
         if parts is None:
             parts = (None if overwrite else _planned(output)) or max(len(workers), 1)
         # The plan is made first: mistakes are found here, and not by all tasks.
-        report = run([*words, f"--prepare={parts}", *overwrites])
+        code, report, message = run_any([*words, f"--prepare={parts}", *overwrites])
+        leaves_out = _is_made(report)
+        _check(0 if leaves_out else code, report, message)
         if is_dry:
             return report
         at_once = -(-parts // max(len(workers), 1))
         self._each(self.client, [[*words, f"--part={n}/{parts}"] for n in range(1, parts + 1)], at_once)
-        return run(["status", place(output), "--finish"])
+        status = run(["status", place(output), "--finish"])
+        if leaves_out:
+            others = f"The other arrays are made. When the cause is gone, {_BY_THEMSELVES}"
+            raise RuntimeError(f"{message}\n{others}")
+        return status
 
     def _each(self, client: Client, commands: list[list[str]], at_once: int) -> None:
         from distributed import Event, as_completed
@@ -115,11 +126,71 @@ def run(words: list[str], is_stopped: Callable[[], bool] = lambda: False) -> dic
         The arguments.
     is_stopped
         Is asked every two seconds whether the command is to stop.
+
+    Raises
+    ------
+    ValueError
+        If the arguments are wrong.
+    RuntimeError
+        If something could not be done, also if arrays are left out of an output that is made.
+
+    Warns
+    -----
+    UserWarning
+        For each note of the report. An error has them as its own notes.
     """
     code, report, message = run_any(words, is_stopped)
+    _check(code, report, message)
+    return report
+
+
+def _check(code: int, report: dict[str, Any], message: str) -> None:
+    """Raise the error of the command, with the notes of its report; warn of them if there is none."""
     if code == 0:
-        return report
-    raise (ValueError if code == _USAGE else RuntimeError)(message)
+        for note in _notes(report):
+            warn(note)
+        return
+    text = "\n".join([message, *_of_others(report)])
+    error = ValueError(text) if code == _USAGE else RuntimeError(text)
+    for note in _notes(report):
+        error.add_note(note)
+    raise error
+
+
+def _notes(report: dict[str, Any]) -> Iterator[str]:
+    """Return the notes of a report, and of the arrays in it."""
+    arrays = report.get("arrays")
+    # A report of a part has their number.
+    of_arrays = arrays if isinstance(arrays, list) else []
+    for found in (report, report.get("status", {}), *of_arrays):
+        yield from (note.removeprefix("note: ") for note in found.get("notes") or [])
+
+
+def warn(note: str) -> None:
+    """Warn of a note of the command, at the call of this package."""
+    package = str(Path(__file__).parent)
+    warnings.warn(note, UserWarning, skip_file_prefixes=(package,))
+
+
+def _of_others(report: dict[str, Any]) -> list[str]:
+    """Return what holds of the other arrays of a group, if there are failures of some."""
+    if "errors" not in report:
+        return []
+    if not _is_made(report):
+        return ["Nothing was written. A call with `keep_going=True` makes the other arrays"]
+    if "groups" in report:
+        return [
+            f"The other arrays are made ({len(report['arrays'])}). When the cause is gone, the same call "
+            "with `resume=True` adds the rest"
+        ]
+    made = f"Part {report['part']} of the other arrays is made"
+    return [f"{made}. When all parts are made and the cause is gone, {_BY_THEMSELVES}"]
+
+
+def _is_made(report: dict[str, Any]) -> bool:
+    """Return whether some arrays are left out, and all that this run was to make of the others is made."""
+    is_planned = report.get("state", "refused") != "refused"
+    return "errors" in report and ("groups" in report or is_planned)
 
 
 def run_any(
@@ -152,9 +223,16 @@ def run_any(
         report = {}
     message = err.decode(errors="replace").strip()
     message = message or f"the command ended with the exit code {process.returncode}"
-    if error := report.get("error"):
-        message = error if "help" not in report else f"{error}. {report['help']}"
+    failures = [report] if report.get("error") else report.get("errors", [])
+    if failures:
+        message = "\n".join(map(_text, failures))
     return process.returncode, report, message
+
+
+def _text(failure: dict[str, Any]) -> str:
+    """Return the error and the remedy of a failure; some have no remedy."""
+    said = failure.get("error") or failure.get("interrupted")
+    return ". ".join(text for text in (said, failure.get("help")) if text)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -192,7 +270,10 @@ def do_part(words: list[str], *, at_once: int, stop: Event) -> dict[str, Any]:
     stop
         Is set when the run is to stop.
     """
-    return run([*words, *_share(words, at_once)], stop.is_set)
+    code, report, message = run_any([*words, *_share(words, at_once)], stop.is_set)
+    # The process that made the plan says what is left out.
+    _check(0 if _is_made(report) else code, report, message)
+    return report
 
 
 def _share(words: list[str], at_once: int) -> list[str]:
