@@ -196,6 +196,13 @@ def test_regions_end_at_borders(shards: str, tmp_path: Path) -> None:
         for blocks in (rows, rows.chunk({"t": 1})):
             with pytest.raises(ValueError, match=r"2:4 of 't'.*safe_chunks=False"):
                 to_zarr(blocks, tmp_path, region=part)
+        # Modes help where there are shards.
+        with pytest.raises(ValueError, match=r"'flat'.*multiples of 8, or write 'flat' by itself"):
+            to_zarr(rows[["flat"]], tmp_path, region=part)
+        narrow = {"t": slice(2, 3)}
+        with pytest.raises(ValueError, match=r"2:3 of 't'.*'a'.*\"in_place\" in all") as caught:
+            to_zarr(data.isel(narrow)[["a"]].drop_vars("t"), tmp_path, region=narrow)
+        assert ('or to "shared", which takes multiples of 2' in str(caught.value)) == (shards == "rewrite")
         if shards == "shared":
             # A border of subchunks will do.
             to_zarr(rows[["a"]], tmp_path, region=part)
@@ -220,6 +227,55 @@ def test_regions_end_at_borders(shards: str, tmp_path: Path) -> None:
     values[2:4] += 1
     values[4:8] += 2
     np.testing.assert_array_equal(of(tmp_path)["a"].values, values)
+
+
+ROWS, COLUMNS, PROCESSES = 24, 1 << 16, 3
+OF_A_PROCESS = """
+import sys, numpy as np, xarray as xr, zarr
+from zarrs_cuda.xarray import to_zarr
+zarr.config.set({"codec_pipeline.shards": "in_place"})
+path, number, rows, columns, processes = sys.argv[1], *map(int, sys.argv[2:])
+print("ready", flush=True)
+sys.stdin.readline()
+for row in range(number, rows, processes):
+    # First the fill value: the shard goes if it has nothing else.
+    for value in (0.0, row + 1.0):
+        for x in (slice(0, columns // 3), slice(columns // 3, columns)):
+            values = np.full((1, x.stop - x.start), value)
+            to_zarr(xr.Dataset({"a": (("t", "x"), values)}), path, region={"t": slice(row, row + 1), "x": x})
+"""
+
+
+def test_processes_lose_nothing_of_any_regions_in_place(tmp_path: Path) -> None:
+    """Each process writes rows and columns of subchunks that others write, too, at first in no shard."""
+    create(
+        tmp_path / "a",
+        shape=(ROWS, COLUMNS),
+        chunks=(4, COLUMNS // 4),
+        shards=(ROWS, COLUMNS),
+        dtype="float64",
+        fill_value=0,
+        dimension_names=["t", "x"],
+    )
+    zarr.open_group(tmp_path, mode="a")
+    command = [sys.executable, "-W", "ignore", "-c", OF_A_PROCESS, str(tmp_path)]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    started = [
+        subprocess.Popen([*command, *map(str, (number, ROWS, COLUMNS, PROCESSES))], **pipes)
+        for number in range(PROCESSES)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in started:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()
+    got = of(tmp_path)["a"].values
+    np.testing.assert_array_equal(got, np.broadcast_to(np.arange(1.0, ROWS + 1)[:, None], got.shape))
 
 
 def test_appends_that_would_leave_other_lengths_are_refused(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def to_zarr(
     safe_chunks
         Whether a region must begin and end at borders of what one process alone may write (see above), in
         every variable, unless ``mode`` is ``"a"``. Unset it if no other process writes the data set
-        meanwhile. Blocks are moved in any case.
+        meanwhile. Blocks are moved in any case. Where ``codec_pipeline.shards`` is ``"in_place"`` in all
+        processes, which are of one machine, any region of an array with shards will do.
     compute
         Whether to write the elements now. Otherwise what is returned does it. If it fails then, the arrays
         keep their new shapes.
@@ -115,9 +116,10 @@ def to_zarr(
                 new = _aligned_new(variable, (encoding or {}).get(name, variable.encoding))
             else:
                 starts = _starts(array, append_dim, found)
-                step = _step(array, name)
-                if safe_chunks and mode == "r+":
-                    _check_borders(name, array, variable, found or {}, step)
+                step, shards = _step(array, name)
+                # In place, processes take turns at shards.
+                if safe_chunks and mode == "r+" and shards != "in_place":
+                    _check_borders(name, array, variable, found or {}, step, shards)
                 _check_frames(array, _box(array, variable, starts))
                 new = _aligned(variable, dict(zip(_dims(array), step, strict=True)), starts)
             if new is not None:
@@ -280,8 +282,11 @@ def _box(array: zarr.Array[Any], variable: xr.Variable, starts: dict[Any, int]) 
     return [(starts[dim], starts[dim] + variable.sizes.get(dim, 0)) for dim in _dims(array)]
 
 
-def _step(array: zarr.Array[Any], name: Hashable) -> tuple[int | None, ...]:
-    """Return the shape of what one block alone may write; None along axes that are not divided regularly."""
+def _step(array: zarr.Array[Any], name: Hashable) -> tuple[tuple[int | None, ...], str | None]:
+    """Return the shape of what one block alone may write, and how shards are written.
+
+    The shape has None along axes that are not divided regularly.
+    """
     seen = explain(array)
     if seen.mode is None and has_shards(array.metadata) and _settings.mode() != "rewrite":
         msg = (
@@ -292,8 +297,8 @@ def _step(array: zarr.Array[Any], name: Hashable) -> tuple[int | None, ...]:
     if isinstance(array.metadata, ArrayV3Metadata) and not isinstance(
         array.metadata.chunk_grid, RegularChunkGridMetadata
     ):
-        return (None,) * array.ndim
-    return array.chunks if seen.mode == "shared" else array.shards or array.chunks
+        return (None,) * array.ndim, seen.mode
+    return array.chunks if seen.mode == "shared" else array.shards or array.chunks, seen.mode
 
 
 def _check_borders(
@@ -302,8 +307,9 @@ def _check_borders(
     variable: xr.Variable,
     region: dict[Any, slice],
     step: tuple[int | None, ...],
+    shards: str | None,
 ) -> None:
-    for dim, extent, size in zip(_dims(array), array.shape, step, strict=True):
+    for axis, (dim, extent, size) in enumerate(zip(_dims(array), array.shape, step, strict=True)):
         if dim not in region or dim not in variable.dims:
             continue
         start, stop, _ = region[dim].indices(extent)
@@ -317,10 +323,23 @@ def _check_borders(
             msg = (
                 f"the region {start}:{stop} of {dim!r} shares chunks of the variable {name!r} with its "
                 f"neighbours, and processes that write such regions at the same time lose elements of each "
-                f"other: begin and end it at {every}, or write {name!r} by itself (`data.drop_vars`), or "
-                "pass `safe_chunks=False` if no other process writes meanwhile"
+                f"other: begin and end it at {every}{_modes(array, axis, shards)}, or write {name!r} by "
+                "itself (`data.drop_vars`), or pass `safe_chunks=False` if no other process writes meanwhile"
             )
             raise ValueError(msg)
+
+
+def _modes(array: zarr.Array[Any], axis: int, shards: str | None) -> str:
+    """Return the modes that take more regions along an axis."""
+    if not is_sharded(array.metadata):
+        return ""
+    words = (
+        ', or set `codec_pipeline.shards` to "in_place" in all these processes, which takes any region of a '
+        "`LocalStore` on one machine"
+    )
+    if shards != "shared" and isinstance(array.metadata.chunk_grid, RegularChunkGridMetadata):
+        words += f', or to "shared", which takes multiples of {array.chunks[axis]}'
+    return words
 
 
 def _check_frames(array: zarr.Array[Any], box: list[tuple[int, int]]) -> None:
