@@ -53,6 +53,14 @@ def test_importing_loads_no_native_code_and_no_thread() -> None:
     )
 
 
+def test_the_names_of_the_package() -> None:
+    code = "import zarrs_cuda\nprint(*set(dir(zarrs_cuda)) ^ set(zarrs_cuda.__all__))"
+    for more, names in (("", {"__version__"}), ("\nimport zarrs_cuda.dask", {"__version__", "dask"})):
+        program = code.replace("\n", f"{more}\n")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert set(done.stdout.split()) == names
+
+
 def test_the_environment_chooses_the_pipeline() -> None:
     run(
         """

@@ -67,6 +67,12 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(msg)
 
 
+def __dir__() -> list[str]:
+    # Without the names that this module imports, but with submodules that were imported.
+    modules = ("bench", "dask", "torch", "xarray")
+    return [*__all__, "__version__", *(name for name in modules if name in globals())]
+
+
 __all__ = [
     "ArrayReader",
     "ArrayWriter",
