@@ -517,6 +517,48 @@ def test_frames_and_shapes_that_change(tmp_path: Path) -> None:
     assert got.nchunks_initialized == 3 * 16
 
 
+@pytest.mark.parametrize("kind", ["array", "group"])
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_writers_that_share_no_shards_are_told(kind: str, tmp_path: Path) -> None:
+    """One of the two settings alone does nothing, wherever it is set."""
+    for name in "ab":
+        create(tmp_path / name, **KIND)[...] = 1
+    zarr.open_group(tmp_path, mode="a")
+
+    def there() -> Any:
+        return zarr.open_group(tmp_path)["a"] if kind == "array" else zarr.open_group(tmp_path)
+
+    def write() -> None:
+        zarr.open_group(tmp_path)["a"][0, 0] = 5
+
+    with zarr.config.set({"codec_pipeline.path": THEIRS}):
+        with zarr.config.set({"codec_pipeline.shards": "shared"}):
+            write()
+            array = there()
+        # As a reader of a snippet would.
+        for settings in ({}, {"codec_pipeline.shards": "shared"}):
+            with (
+                zarr.config.set(settings),
+                pytest.warns(UserWarning, match="nothing is stored beside the shards of '/?a?'") as caught,
+            ):
+                assert zarrs_cuda.consolidate(array).shards == 0
+            assert caught[0].filename == __file__
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        # Nothing is said of an array that nobody has written since.
+        zarrs_cuda.consolidate(there())
+        with zarr.config.set({"codec_pipeline.shards": "shared"}):
+            write()
+    with zarr.config.set({"codec_pipeline.path": THEIRS}):
+        assert zarrs_cuda.consolidate(there()).subchunks == 1
+        with zarr.config.set({"codec_pipeline.path": OURS, "codec_pipeline.shards": "shared"}):
+            write()
+        with (
+            zarr.config.set({"codec_pipeline.shards": "shared"}),
+            pytest.warns(UserWarning, match=r"`codec_pipeline.shards` is set, and does nothing"),
+        ):
+            assert zarrs_cuda.consolidate(there()).subchunks == 1
+
+
 def test_nchunks_initialized_and_consolidated_metadata_with_frames(tmp_path: Path) -> None:
     root = zarr.create_group(tmp_path)
     with zarr.config.set({"codec_pipeline.path": OURS, "codec_pipeline.shards": "shared"}):

@@ -21,7 +21,7 @@ from zarr.storage import LocalStore
 from zarrs_cuda import _settings
 from zarrs_cuda._arrays import opened
 from zarrs_cuda._native import native
-from zarrs_cuda._pipeline import native_for
+from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import UnsupportedError, check_path, is_sharded
 
@@ -109,13 +109,41 @@ def consolidate(
         If a shard is damaged. The others were packed.
     OSError
         If a file cannot be read or written. For objects, the exceptions of obstore.
+
+    Warns
+    -----
+    UserWarning
+        If nothing is stored beside the shards of an array that another pipeline opened: processes that
+        wrote it so may have lost elements. Or if ``codec_pipeline.shards`` is set, and
+        ``codec_pipeline.path`` is not this package's.
     """
     number, parts = part
     if not 1 <= number <= parts:
         msg = f"`part` is {part}, and must be (i, n) with 1 <= i <= n"
         raise ValueError(msg)
     if isinstance(array, Group | AsyncGroup):
-        return _consolidate_all(array, part, discard_invalid, over_changed)
+        done, is_unshared = _consolidate_all(array, part, discard_invalid, over_changed)
+    else:
+        done, is_unshared = _consolidate_one(array, part, discard_invalid, over_changed)
+    if is_unshared:
+        warnings.warn(
+            f"nothing is stored beside the shards of {array.path or '/'!r} of {array.store_path.store}, and "
+            "another pipeline than this package's opened it. Processes that write parts of one shard so lose "
+            "elements of each other: in each of them set `codec_pipeline.path` to "
+            "'zarrs_cuda.CodecPipeline' and `codec_pipeline.shards` to 'shared' before arrays are opened",
+            UserWarning,
+            stacklevel=2,
+        )
+    elif why := _settings.unused():
+        warnings.warn(why, UserWarning, stacklevel=2)
+    return done
+
+
+def _consolidate_one(
+    array: AnyArray, part: tuple[int, int], discard_invalid: bool, over_changed: bool
+) -> tuple[Consolidation, bool]:
+    """Pack an array, and return whether nothing was beside its shards, and another pipeline opened it."""
+    number, parts = part
     ours, path, _ = _opened(array, "shared", writes=True)
     pending = ours.pending(path)
     # After the listing: an array is made larger first, and then written to.
@@ -125,17 +153,20 @@ def consolidate(
     done = ours.consolidate(
         path, pending, grid, this, threads, discard_invalid=discard_invalid, over_changed=over_changed
     )
-    return Consolidation(*done)
+    is_ours = isinstance(opened(array).codec_pipeline, CodecPipeline)
+    return Consolidation(*done), not pending and not is_ours
 
 
 def _consolidate_all(
     group: Group | AsyncGroup, part: tuple[int, int], discard_invalid: bool, over_changed: bool
-) -> Consolidation:
+) -> tuple[Consolidation, bool]:
+    """Pack the arrays of a group, and return whether :func:`_consolidate_one` returns true for each."""
     where = group.store_path
     # Consolidated metadata may be of before, and lack arrays.
     stored = Group(sync(AsyncGroup.open(where, use_consolidated=False)))
     done = Consolidation(0, 0, 0, 0, 0)
     failed: Exception | None = None
+    unshared = []
     for _, array in sorted(stored.members(max_depth=None)):
         if not isinstance(array, Array) or not is_sharded(array.metadata):
             continue
@@ -145,15 +176,16 @@ def _consolidate_all(
             # What cannot be shared has nothing beside its shards.
             continue
         try:
-            one = consolidate(array, part, discard_invalid=discard_invalid, over_changed=over_changed)
+            one, is_unshared = _consolidate_one(array, part, discard_invalid, over_changed)
         except Exception as error:
             error.add_note(f"It is of the array {array.path!r}; the other arrays of the group were packed")
             failed = failed or error
             continue
+        unshared.append(is_unshared)
         done = Consolidation(*(a + b for a, b in zip(astuple(done), astuple(one), strict=True)))
     if failed is not None:
         raise failed
-    return done
+    return done, bool(unshared) and all(unshared)
 
 
 @contextmanager

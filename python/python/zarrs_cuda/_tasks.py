@@ -169,7 +169,7 @@ def _notes(report: dict[str, Any]) -> Iterator[str]:
 def warn(note: str) -> None:
     """Warn of a note of the command, at the call of this package."""
     package = str(Path(__file__).parent)
-    warnings.warn(note, UserWarning, skip_file_prefixes=(package,))
+    warnings.warn(f"a note of the conversion: {note}", UserWarning, skip_file_prefixes=(package,))
 
 
 def _of_others(report: dict[str, Any]) -> list[str]:
