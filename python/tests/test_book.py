@@ -23,7 +23,7 @@ ELSEWHERE = [
     ("docs/cli.md", "^console", 0, COMMAND),
     ("README.md", "^python", 1, README),
     ("python/README.md", "^python", 0, README),
-    ("docs/guide/python.md", "^python", 1, README),
+    ("docs/guide/python.md", "^python", 2, README),
     ("docs/guide/training.md", "^python\nimport", 2, README),
     ("docs/guide/gpu.md", "^python", 1, "python/tests/test_device_reads.py"),
 ]

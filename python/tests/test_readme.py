@@ -31,11 +31,12 @@ def run(program: list[str], folder: Path, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide/python.md"])
-def test_the_first_programs(page: str, tmp_path: Path) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/guide/python.md", 2)])
+def test_the_first_programs(page: str, count: int, tmp_path: Path) -> None:
+    programs = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert len(programs) == count
     check = "from zarrs_cuda._pipeline import counts\nassert counts.other == 0"
-    run(["-c", f"{program}\n{check}"], tmp_path)
+    run(["-c", "\n".join([*programs, check])], tmp_path)
 
 
 def test_the_examples_of_the_readme(tmp_path: Path) -> None:
