@@ -154,7 +154,10 @@ impl fmt::Display for Recovery {
                 SubchunkState::Unreadable { reason } => unreadable.push((number, reason)),
             }
         }
-        write!(f, "{}", self.outcome)?;
+        match (&self.outcome, unreadable.len()) {
+            (RecoveryOutcome::Intact, 1..) => f.write_str("the index is intact")?,
+            (outcome, _) => write!(f, "{outcome}")?,
+        }
         if self.subchunks.is_empty() {
             return Ok(());
         }
@@ -163,6 +166,9 @@ impl fmt::Display for Recovery {
             "\n{readable} subchunks readable, {empty} empty, {} unreadable",
             unreadable.len()
         )?;
+        if !unreadable.is_empty() {
+            f.write_str(": they are lost, until a write covers each of them whole")?;
+        }
         match &unreadable[..] {
             [(0, reason), .., (_, last)]
                 if unreadable.len() == self.subchunks.len() && reason == last =>

@@ -447,7 +447,7 @@ fn what_cannot_be_recovered_is_reported_and_kept() {
     assert!(
         recovery
             .to_string()
-            .contains("3 subchunks readable, 2 empty, 1 unreadable\n  subchunk 2: ")
+            .contains("3 subchunks readable, 2 empty, 1 unreadable: they are lost, until a write covers each of them whole\n  subchunk 2: ")
     );
 }
 

@@ -152,6 +152,14 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             objects / 3600.0
         ));
     }
+    if let Some(rate) = args.rate {
+        #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
+        let seconds = shard[0] as f64 / rate;
+        let slices = shard[0];
+        lines.push(format!(
+            "at risk   a kill loses the slices of shards under way, up to {slices} ({seconds:.1} s), and a second more"
+        ));
+    }
     lines.push(format!(
         "\nzarrs-cuda {} --shard {} --subchunk {} --codec {}",
         if args.rate.is_some() {
