@@ -20,6 +20,10 @@ static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mut
 /// Makes zarrs use this crate's codec for every `sharding_indexed` array that the process opens or
 /// creates from metadata afterwards, until the [`Registration`] is dropped.
 ///
+/// A write of part of a shard still decodes and stores the whole shard, so two threads that write parts of one
+/// shard lose each other's data, without an error. zarrs' `experimental_partial_encoding` on a store that writes
+/// byte ranges, or a [`BoxWriter`](crate::writer::BoxWriter), loses nothing: see the [guide](crate::guide::write).
+///
 /// Arrays that are already open keep their codec. Arrays whose metadata have the sharding storage
 /// transformer are read through a [`ShardingTransformer`].
 ///
