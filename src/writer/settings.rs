@@ -251,7 +251,9 @@ where
 
     /// Sets a function that the calling thread asks about every 50 ms while a call waits for the encoder
     /// or the store. When it returns true, the call returns [`WriterError::Cancelled`](super::WriterError::Cancelled). The writer keeps
-    /// what was appended, and the call can be repeated. Default: none.
+    /// what was appended, and the call can be repeated. A call of `append` may have appended the beginning of its
+    /// elements: repeat it with the rest, behind [`Progress::appended_bytes`](super::Progress::appended_bytes).
+    /// `flush` and `finish` are cancelled, too, as long as `asked` returns true. Default: none.
     pub fn with_interrupt(mut self, asked: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.settings.interrupt = Some(Interrupt(Arc::new(asked)));
         self
