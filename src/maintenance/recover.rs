@@ -45,7 +45,8 @@ use crate::store::{Blocking, Reads, Writes, now};
 pub enum RecoveryOutcome {
     /// The shard does not exist.
     Absent,
-    /// The shard was intact. An update that was interrupted before it became visible needs no recovery.
+    /// The index of the shard was intact; its subchunks may be unreadable all the same. An update that was
+    /// interrupted before it became visible needs no recovery.
     Intact,
     /// The last update was interrupted, and was undone: the shard has its previous index.
     Undone,
