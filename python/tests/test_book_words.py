@@ -88,7 +88,8 @@ def wrong_of_cargo(words: list[str]) -> Iterator[str]:
         told = " ".join(part for part in usage if part.split()[0] == rest[0])
         yield from (word for word in rest if word.islower() and word not in told.split())
     if task == "add":
-        crates = [word.partition("@") for word in rest]
+        path = given.pop("--path", "")  # of a clone, in a folder of its own
+        crates = [word.partition("@") for word in rest if word not in {"--path", path}]
         yield from (f"crate {name} {version}" for name, _, version in crates if not is_known(name, version))
     wanted = given.get("--package"), given.get("--path")
     where = [made for name, made in packages().items() if name == wanted[0] or made["folder"] == wanted[1]]
