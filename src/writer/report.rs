@@ -5,6 +5,10 @@ use std::time::Duration;
 
 /// The amounts of data that a writer has appended, encoded and stored until now.
 ///
+/// `finished_slices` and `covered_slices` are positions: they count the slices of the array from its beginning,
+/// also those that earlier writers stored. All other fields count from the start of this writer, or say what
+/// holds now.
+///
 /// ```
 /// # let store = std::sync::Arc::new(zarrs::storage::store::MemoryStore::new());
 /// # let mut builder = zarrs::array::ArrayBuilder::new(vec![0, 64], vec![16, 64], zarrs::array::data_type::uint16(), 0_u16);
@@ -36,9 +40,9 @@ pub struct Progress {
     pub encoded_bytes: u64,
     /// The number of bytes to which `encoded_bytes` were encoded.
     pub packed_bytes: u64,
-    /// All slices of the array below this one are stored.
+    /// The position in the array below which all slices are stored. A new writer has its first slice here.
     pub finished_slices: u64,
-    /// The shape in the array's metadata covers all slices below this one.
+    /// The position in the array below which the shape in the array's metadata covers all slices.
     pub covered_slices: u64,
     /// The number of whole slices that were appended and are not stored, or not covered by the shape. If the
     /// process is killed, they are lost.
@@ -47,7 +51,7 @@ pub struct Progress {
     /// Shards of so many slices would fill in time: see
     /// [`ArrayWriterBuilder::with_flush_after`](super::ArrayWriterBuilder::with_flush_after).
     pub slow_shard: Option<u64>,
-    /// The number of shards that were stored.
+    /// The number of shards that this writer has stored. The shard in which it resumed counts.
     pub shards_stored: u64,
     /// The number of shards of nothing but the fill value, which are not stored.
     pub shards_empty: u64,
