@@ -179,7 +179,7 @@ impl CudaShardingCodec {
                 "this sharding_indexed codec configuration variant is unsupported".to_string(),
             ));
         };
-        let chain = |codecs| no_panic_of_settings(|| Ok(CodecChain::from_metadata(codecs)?));
+        let chain = |codecs| no_panic_of_settings(|| CodecChain::from_metadata(codecs));
         Self::new(
             configuration.chunk_shape.clone(),
             Arc::new(chain(&configuration.codecs)?),

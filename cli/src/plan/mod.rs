@@ -152,14 +152,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             objects / 3600.0
         ));
     }
-    if let Some(rate) = args.rate {
-        #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
-        let seconds = shard[0] as f64 / rate;
-        let slices = shard[0];
-        lines.push(format!(
-            "at risk   a kill loses the slices of shards under way, up to {slices} ({seconds:.1} s), and a second more"
-        ));
-    }
+    lines.extend(args.rate.map(|rate| at_risk(rate, shard[0])));
     lines.push(format!(
         "\nzarrs-cuda {} --shard {} --subchunk {} --codec {}",
         if args.rate.is_some() {
@@ -182,6 +175,15 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "bytes_per_second": per_hour.map(|(_, rate)| rate),
     });
     Ok(Outcome::new(lines.join("\n"), json))
+}
+
+/// Returns the slices that a kill loses, of a stream of `rate` slices per second in shards of `depth` slices.
+fn at_risk(rate: f64, depth: u64) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
+    let seconds = depth as f64 / rate;
+    format!(
+        "at risk   a kill loses the slices of shards under way, up to {depth} ({seconds:.1} s), and a second more"
+    )
 }
 
 /// Returns the objects per hour and the bytes per second of a stream of `rate` slices per second. A shard has

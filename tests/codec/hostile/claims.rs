@@ -468,7 +468,10 @@ fn settings_on_which_a_codec_panics() {
     for inner in [chain.to_vec(), vec![codecs::sharding(&[1, 1], &chain)]] {
         let sharding = codecs::sharding(&[2, 2], &inner);
         let configuration = serde_json::from_value(sharding["configuration"].clone()).unwrap();
-        let made = CudaShardingCodec::new_with_configuration(&configuration, Default::default());
+        let made = CudaShardingCodec::new_with_configuration(
+            &configuration,
+            zarrs_cuda::Options::default(),
+        );
         let error = made.unwrap_err().to_string();
         assert!(error.contains("range 1..=9"), "{error}");
     }
