@@ -2,6 +2,8 @@
 
 use super::compressed_frame_parts::{self, CompressedFrameLayout};
 use super::compression::{Compression, HighestLevels};
+use super::frame_parsing::{blosc_beside_streams, may_split};
+use super::kernels::chunk_tables::Chunking;
 use crate::contract::{Cname, KnownChain, Stage};
 use crate::layout::SubchunkGrid;
 
@@ -93,6 +95,33 @@ pub(super) fn expected_layout(
     compression
         .map(|compression| compression.as_layout(grid, &chain))
         .ok_or_else(|| "a chain without a compressor has no frames".to_string())
+}
+
+/// Returns the layout like `layout` of the frames of `chain` that C-Blosc makes, if it splits their blocks into one stream
+/// for each byte of an element.
+pub(super) fn split_layout(
+    layout: CompressedFrameLayout,
+    chain: &KnownChain,
+) -> Option<CompressedFrameLayout> {
+    let split = chain.stages.iter().find_map(|stage| match stage {
+        // C-Blosc splits for no other compressor that a device knows.
+        Stage::Blosc(blosc) if blosc.cname == Cname::Lz4 => Some(blosc.typesize),
+        _ => None,
+    })?;
+    let block = layout.chunking.block;
+    let is_split = split > 1 && block.is_multiple_of(split) && may_split(block, split);
+    is_split.then(|| {
+        let chunking = Chunking {
+            split,
+            ..layout.chunking
+        };
+        let more = blosc_beside_streams(chunking) - blosc_beside_streams(layout.chunking);
+        CompressedFrameLayout {
+            chunking,
+            encoded: layout.encoded.saturating_add(more),
+            ..layout
+        }
+    })
 }
 
 /// Returns the number of chunks that nvCOMP compresses for each subchunk of `grid`: the blocks of a Blosc

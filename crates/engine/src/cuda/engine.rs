@@ -13,7 +13,7 @@ use super::decode::DecodedShard;
 use super::decompress::Decompression;
 use super::decompression;
 use super::device::Device;
-use super::eligible::{self, check_decoding, expected_layout};
+use super::eligible::{self, check_decoding, expected_layout, split_layout};
 use super::lanes::{DeviceLimits, Devices};
 use super::result_checks::{CheckedShard, DEFAULT_EVERY, ResultChecks};
 use super::session::{FreeEvents, Session};
@@ -433,34 +433,34 @@ impl CudaShards {
     /// No device is usable, or none can hold the lane. The error has the reason.
     pub fn memory_estimate(&self) -> Result<BufferBytes, EngineError> {
         let engine = &self.engine;
-        let estimate = |kind: &ShardKind| {
+        let estimate = |kind: &ShardKind| -> Result<BufferBytes, EngineError> {
             let sizing = engine
                 .devices
                 .first(&engine.limits, |budget| kind.sizing(budget, engine.tuning))?;
             Ok(sizing.estimate())
         };
+        let (grid, chain) = (&self.kind.grid, &self.kind.chain);
+        let decoding = |layout| -> Result<BufferBytes, EngineError> {
+            let whole = estimate(&*engine.decoding_kind(grid, chain, layout)?)?;
+            // Another encoder may have split the blocks. A device may decode frames of one kind alone.
+            let split = split_layout(layout, chain)
+                .and_then(|layout| engine.decoding_kind(grid, chain, layout).ok())
+                .and_then(|kind| estimate(&kind).ok());
+            Ok(split.map_or(whole, |split| most(whole, split)))
+        };
         if self.only_decodes() {
-            let (grid, chain) = (&self.kind.grid, &self.kind.chain);
-            let layout = expected_layout(grid, chain).map_err(EngineError::Unsuitable)?;
-            return estimate(&*engine.decoding_kind(grid, chain, layout)?);
+            return decoding(expected_layout(grid, chain).map_err(EngineError::Unsuitable)?);
         }
         let encoding = estimate(&self.kind)?;
         // The estimate is for frames that this engine encodes. If the engine cannot decode these frames, the
         // estimate for encoding is used.
         let decoding = match &self.kind.compressor {
             Some(prepared) if engine.decodes => {
-                let (grid, chain) = (&self.kind.grid, &self.kind.chain);
-                let layout = prepared.compression.as_layout(grid, chain);
-                let kind = engine.decoding_kind(grid, chain, layout);
-                kind.and_then(|kind| estimate(&kind)).unwrap_or(encoding)
+                decoding(prepared.compression.as_layout(grid, chain)).unwrap_or(encoding)
             }
             _ => encoding,
         };
-        Ok(BufferBytes {
-            device: encoding.device.max(decoding.device),
-            pinned: encoding.pinned.max(decoding.pinned),
-            ..BufferBytes::default()
-        })
+        Ok(most(encoding, decoding))
     }
 
     /// Returns whether the engine has no compressor for its chain, because it was prepared only to decode.
@@ -565,6 +565,15 @@ impl CudaShards {
             .checks(device, kind, job)
             .check_decoded(job, &checked)?;
         Ok(shard.decoded)
+    }
+}
+
+/// Returns the larger number of bytes of each kind of memory.
+fn most(one: BufferBytes, other: BufferBytes) -> BufferBytes {
+    BufferBytes {
+        device: one.device.max(other.device),
+        pinned: one.pinned.max(other.pinned),
+        ..BufferBytes::default()
     }
 }
 

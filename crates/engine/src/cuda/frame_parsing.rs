@@ -287,9 +287,6 @@ impl BloscHeader {
 /// element has at most `MOST_SPLIT` bytes, and a stream of the block has at least `LEAST_STREAM` bytes. The
 /// decompressor has the last word, so its rule is the one here.
 pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
-    /// C-Blosc's `MAX_SPLITS` and `MIN_BUFFERSIZE`.
-    const MOST_SPLIT: usize = 16;
-    const LEAST_STREAM: usize = 128;
     let (shuffle, memcpyed, future, bit_shuffle, dont_split) = (1, 2, 8, 4, 0x10);
     let &[2, 1, flags, element, ..] = frame else {
         return Err(BAD_BLOSC_HEADER);
@@ -314,8 +311,7 @@ pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason
         _ => return Err(BLOSC_COMPRESSOR),
     };
     let element = usize::from(element);
-    let is_split =
-        flags & dont_split == 0 && element <= MOST_SPLIT && block / element >= LEAST_STREAM;
+    let is_split = flags & dont_split == 0 && may_split(block, element);
     let chunking = Chunking {
         bytes,
         block,
@@ -344,6 +340,14 @@ pub(super) fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason
         element,
         chunking,
     })
+}
+
+/// Returns whether a block of `block` bytes may have one stream for each byte of its elements.
+pub(super) fn may_split(block: usize, element: usize) -> bool {
+    /// C-Blosc's `MAX_SPLITS` and `MIN_BUFFERSIZE`.
+    const MOST_SPLIT: usize = 16;
+    const LEAST_STREAM: usize = 128;
+    (1..=MOST_SPLIT).contains(&element) && block / element >= LEAST_STREAM
 }
 
 /// Returns the number of bytes that a Blosc frame needs for the offsets of its blocks and the sizes of its

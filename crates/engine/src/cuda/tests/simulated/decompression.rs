@@ -920,6 +920,36 @@ fn a_lane_takes_what_was_estimated() {
     }
 }
 
+/// C-Blosc splits the blocks, and each stream is a chunk.
+#[test]
+fn a_lane_for_split_blocks_takes_what_was_estimated() {
+    for (element, block) in [(2, 256), (2, 512), (4, 512)] {
+        let stage = blosc(Cname::Lz4, Shuffle::Byte, element, block);
+        let shard = Shard::larger().compressed(0, stage, 1);
+        let estimate = |only_decodes: bool| {
+            let simulation = simulation(Schedule::Latest);
+            let engine = engine_on(&simulation).for_chain(&shard.chain, decoding(StandIn::Six));
+            let takes = if only_decodes {
+                let decoder = engine.clone().decoder(&shard.grid, &shard.chain);
+                decoder.and_then(|decoder| decoder.memory_estimate())
+            } else {
+                engine.memory_estimate(&shard.grid, &shard.chain)
+            };
+            let takes = takes.expect("fits");
+            assert_eq!(shard.decode(&engine, &shard.encoded_on_host()), None);
+            let used = engine.devices.used();
+            assert!(
+                used.device <= takes.device && used.pinned <= takes.pinned,
+                "{used} of {takes} for blocks of {block} bytes"
+            );
+            drop(engine);
+            assert_clean(&simulation);
+            used
+        };
+        assert_eq!(estimate(true), estimate(false));
+    }
+}
+
 /// A lane never exceeds its budget, however small. The host decodes shards that do not fit.
 #[test]
 fn a_smaller_budget_makes_smaller_batches() {
