@@ -44,6 +44,7 @@ fn tiny() -> Sizes {
             batches: 2,
             streams: 1,
             small_part: 40,
+            least_direct: 100,
         },
         limits: DeviceLimits {
             devices: None,

@@ -32,6 +32,10 @@ pub struct Tuning {
     /// Parts of a stream's batch with at most this many bytes are copied to the host together, and
     /// the host moves them to their places. A call of the driver for each part would take longer.
     pub small_part: usize,
+    /// Encoded bytes of a read that lie together in page-locked memory are copied to the device from there if they
+    /// are at least this many. The host copies fewer bytes to the ring of the lane first, because a call of the
+    /// driver would take longer.
+    pub least_direct: usize,
 }
 
 impl Tuning {
@@ -48,6 +52,7 @@ impl Tuning {
         batches: 2,
         streams: 1,
         small_part: 40,
+        least_direct: 100,
     };
 
     pub const DEFAULT: Self = Self {
@@ -60,6 +65,7 @@ impl Tuning {
         batches: 3,
         streams: 1,
         small_part: 16 << 10,
+        least_direct: 32 << 10,
     };
 
     /// The most slabs of the shortest length that a shard has. A larger shard has longer slabs, because the

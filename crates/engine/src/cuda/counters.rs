@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::DeviceMetrics;
-use super::device::Process;
+use super::forks::Process;
 use crate::contract::coded_bytes::{CodedBytesCounter, StoredBytes};
 
 /// The most reasons for a fallback to the host that are counted separately.
@@ -47,6 +47,7 @@ pub struct Counters {
     subchunks_on_host: AtomicU64,
     subchunks_read: AtomicU64,
     subchunks_read_on_host: AtomicU64,
+    read_bytes_copied: AtomicU64,
     coded_bytes: CodedBytesCounter,
     batches_checked: AtomicU64,
     mismatches: AtomicU64,
@@ -129,6 +130,12 @@ impl Counters {
         self.subchunks_read_on_host.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts encoded bytes that the host has copied for a read into the memory of a device.
+    pub(super) fn copied_for_read(&self, bytes: usize) {
+        self.read_bytes_copied
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     pub(super) fn batch_checked(&self) {
         self.batches_checked.fetch_add(1, Ordering::Relaxed);
     }
@@ -190,6 +197,7 @@ impl Counters {
             subchunks_on_host: count(&self.subchunks_on_host),
             subchunks_read: count(&self.subchunks_read),
             subchunks_read_on_host: count(&self.subchunks_read_on_host),
+            read_bytes_copied: count(&self.read_bytes_copied),
             coded_bytes: self.coded_bytes.snapshot(),
             batches_checked: count(&self.batches_checked),
             mismatches: count(&self.mismatches),

@@ -5,28 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
+use super::forks::Process;
 use super::numa::Node;
 use super::retired::Retired;
+use super::slabs::SlabPool;
 use super::uses::{Use, Uses};
-
-/// The process that owns a value. A forked child has a copy of the value and must not use it. The handles of
-/// a device are invalid in the child, and a lock may be held by a thread that the child does not have.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Process(u32);
-
-impl Process {
-    /// Returns whether this process is a forked child of the owner.
-    pub(super) fn forked(self) -> bool {
-        self.0 != std::process::id()
-    }
-}
-
-impl Default for Process {
-    /// Returns the current process.
-    fn default() -> Self {
-        Self(std::process::id())
-    }
-}
 
 /// The reason why a device may not be used any more.
 #[derive(Debug)]
@@ -61,6 +44,8 @@ pub(super) struct Device {
     node: Option<Arc<Node>>,
     /// The memory that its owners have dropped.
     retired: Retired,
+    /// The page-locked memory for encoded bytes.
+    slabs: Arc<SlabPool>,
 }
 
 impl fmt::Debug for Device {
@@ -83,11 +68,16 @@ impl Device {
             process: Process::default(),
             node,
             retired: Retired::default(),
+            slabs: Arc::default(),
         }
     }
 
     pub(super) fn retired(&self) -> &Retired {
         &self.retired
+    }
+
+    pub(super) fn slabs(&self) -> &Arc<SlabPool> {
+        &self.slabs
     }
 
     pub(super) fn node(&self) -> Option<&Node> {

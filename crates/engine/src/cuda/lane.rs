@@ -19,6 +19,7 @@
 //! ```
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,6 +31,7 @@ use super::driver::{
     Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
     PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
+use super::slabs::{KeptSlabs, PinnedSlab};
 use super::waits::{Awaited, WaitLimit};
 use crate::contract::BufferBytes;
 
@@ -84,6 +86,8 @@ pub(super) struct Lane {
     pinned_out: Option<PinnedMemory>,
     /// Pinned memory that was allocated after the lane, each allocation with its length in bytes.
     later: Vec<(PinnedMemory, usize)>,
+    /// The slabs from which the lane copies.
+    kept: KeptSlabs,
     /// In this order: the stream of copies to the device, the stream of copies of shards or elements from
     /// the device, the stream of the answers of batches (`answer.rs`), and the streams of kernels.
     streams: Vec<StreamId>,
@@ -116,6 +120,7 @@ impl Lane {
             pinned_in: None,
             pinned_out: None,
             later: Vec::new(),
+            kept: KeptSlabs::default(),
             streams: Vec::new(),
             events: Mutex::default(),
             timeout,
@@ -218,6 +223,7 @@ impl Lane {
             down: *down,
             answers: *answers,
             events: &self.events,
+            kept: &self.kept,
             memory,
             pinned_in,
             pinned_out,
@@ -274,6 +280,7 @@ impl Lane {
         if !std::mem::replace(&mut self.closed, true) && self.device.unusable().is_none() {
             self.give_up_usable();
         }
+        self.kept.lose_all();
         self.held()
     }
 
@@ -328,6 +335,7 @@ impl Lane {
         if !empty {
             return first;
         }
+        self.kept.give_all_back();
         for pinned in [&mut self.pinned_in, &mut self.pinned_out] {
             let Some(memory) = *pinned else { continue };
             if !usable() {
@@ -385,6 +393,8 @@ pub struct Running<'a> {
     /// failures of the compressor (`answer.rs`).
     pub(super) answers: StreamId,
     events: &'a Mutex<Events>,
+    /// The slabs from which the lane copies.
+    pub(super) kept: &'a KeptSlabs,
     memory: DeviceMemory,
     pinned_in: PinnedMemory,
     pinned_out: PinnedMemory,
@@ -483,6 +493,31 @@ impl<'a> Running<'a> {
         // SAFETY: the spans belong to the lane, which synchronises its streams before it frees the memory.
         // `write` and `read` keep the host off the spans meanwhile.
         unsafe { self.driver.copy(stream, from, to) }
+    }
+
+    /// Enqueues a copy of the bytes `range` of `slab` to device memory of this lane, for the batches in a group of
+    /// buffers. The lane [keeps](Self::kept) the slab until the group's slabs are given back.
+    pub(super) fn copy_of_slab(
+        &self,
+        stream: StreamId,
+        (slab, range): (&Arc<PinnedSlab>, Range<usize>),
+        to: DeviceSpan,
+        group: usize,
+    ) -> Result<(), DriverError> {
+        let Some(from) = slab.span(range) else {
+            return Err(DriverError {
+                operation: "copying from a slab".to_string(),
+                device: Some(self.driver.device().ordinal),
+                fault: Fault::Refused,
+                reason: "it has fewer bytes".to_string(),
+            });
+        };
+        if let Some(written) = slab.to_declare() {
+            self.driver.host_access(written, Access::Write)?;
+        }
+        self.kept.keep(group, slab);
+        // SAFETY: the slab is kept, and nobody writes a shared slab. The lane loses it unless the copy is complete.
+        unsafe { (self.driver).copy(stream, Span::Pinned(from), Span::Device(to)) }
     }
 
     /// Enqueues a fill of a region of device memory with zeros.

@@ -6,7 +6,8 @@
 //! | `next_step` | the choice of the next step towards a lane on one device |
 //! | `acquire` | the steps from a request to a lane: begins with a list of them |
 //! | `acquired` | a lane in use, which goes back to the pool on drop |
-//! | `janitor` | the thread that frees idle lanes and spare memory |
+//! | `janitor` | the thread that frees idle lanes and slabs, and spare memory |
+//! | `read_slabs` | page-locked memory for encoded bytes, beside the lanes: allocated, freed, and taken for a read |
 //! | `shut_down` | the end of the use of all devices, before the process ends |
 
 mod acquire;
@@ -14,6 +15,8 @@ mod acquired;
 mod janitor;
 mod next_step;
 mod pool;
+#[allow(unsafe_code)]
+mod read_slabs;
 mod shut_down;
 
 use std::path::Path;
@@ -23,8 +26,9 @@ use std::time::{Duration, Instant};
 
 use super::copiers::Copiers;
 use super::counters::Counters;
-use super::device::{Device, Process};
+use super::device::Device;
 use super::driver::{DeviceInfo, Driver, DriverError, Fault, Found};
+use super::forks::Process;
 use super::freeing::retire;
 use super::lane::Lane;
 use super::numa;
@@ -35,6 +39,7 @@ use super::uses::Uses;
 use crate::contract::{BufferBytes, EngineError};
 use janitor::JanitorRest;
 use pool::{DeviceLanes, add, in_order, known_budget, subtract};
+pub use read_slabs::ReadSlabs;
 pub(super) use shut_down::shut_down_error;
 
 /// The number by which the free memory of a device is divided to get the default budget.
@@ -54,7 +59,8 @@ pub struct DeviceLimits {
     /// The number of bytes of device memory, for each device; `None` for 2 GiB, or a quarter of the memory
     /// that is free when the budget is first needed if that is less.
     pub device_memory: Option<usize>,
-    /// The number of bytes of pinned memory, for each device.
+    /// The number of bytes of pinned memory of lanes, for each device. Reads have a quarter of this number for encoded
+    /// bytes, at most 256 MiB, which lanes do not share.
     pub pinned_memory: usize,
     /// The time after which an idle lane is freed; `None` if it is never freed.
     pub idle: Option<Duration>,
@@ -109,6 +115,7 @@ impl Drop for Devices {
             return;
         }
         self.rest.wake_for_ever();
+        self.free_slabs(None);
     }
 }
 
@@ -398,7 +405,7 @@ impl Devices {
         }
     }
 
-    /// Frees all idle lanes, and lets a thread free the spare memory. Lanes in use stay.
+    /// Frees all idle lanes and slabs, and lets a thread free the spare memory. Lanes and slabs in use stay.
     pub fn release_idle(&self) {
         if self.process.forked() {
             return;
@@ -407,8 +414,9 @@ impl Devices {
         self.release_idle_lanes();
     }
 
-    /// Frees all idle lanes.
+    /// Frees all idle lanes and slabs.
     fn release_idle_lanes(&self) {
+        self.free_slabs(None);
         let mut idle = Vec::new();
         for (index, of_device) in self.lock().iter_mut().enumerate() {
             idle.extend(of_device.idle.drain(..).map(|idle| (index, idle.lane)));
@@ -476,11 +484,14 @@ impl Devices {
 
 #[cfg(test)]
 impl Devices {
-    /// Holds the lock while `work` runs.
+    /// Holds the locks while `work` runs.
     pub(super) fn while_locked(&self, work: impl FnOnce()) {
         let state = self.lock();
+        let slabs: Vec<_> = (self.devices.iter())
+            .map(|device| device.slabs().locked())
+            .collect();
         work();
-        drop(state);
+        drop((state, slabs));
     }
 
     /// Returns the memory that is used on all devices.

@@ -63,6 +63,10 @@ pub struct DeviceMetrics {
     pub subchunks_read: u64,
     /// The number of these subchunks that the host decoded.
     pub subchunks_read_on_host: u64,
+    /// The number of bytes of encoded subchunks that the host copied on their way to the memory of a device: to
+    /// memory of their own, and to the buffers of a lane. Bytes that were read into page-locked memory are not
+    /// copied.
+    pub read_bytes_copied: u64,
     /// The bytes of the stored subchunks that devices encoded and decoded, with the subchunks that the host
     /// compressed because a device's compressor failed on them.
     pub coded_bytes: CodedBytes,

@@ -6,7 +6,7 @@
 //! | `driver` | the interface to a device: allocate, copy, launch, record, wait; the CUDA driver, and a
 //! simulation |
 //! | `kernels` | each kernel with the launch that it wants |
-//! | `device` | a device of this process, and whether it can still be used |
+//! | `device`, `forks` | a device of this process, and whether it can still be used |
 //! | `application` | an application's memory that a lane reads, and the work that the lane waits for |
 //! | `waits` | the host's waits for a device, and their limit |
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
@@ -24,6 +24,7 @@
 //! | `lanes` | the lanes of all devices, under their budgets |
 //! | `copiers` | threads that copy between the caller's memory and pinned memory |
 //! | `numa` | the nodes of a machine, and copiers for those that have devices |
+//! | `slabs` | page-locked memory that readers fill, and from which a lane copies |
 //! | `session` | a lane in use: free events, times of stages |
 //! | `transfers` | the rings of pinned memory, to the device and back |
 //! | `enqueue`, `compress`, `decompress` | batches of subchunks through the kernels |
@@ -66,6 +67,7 @@ pub mod encode;
 mod engine;
 #[allow(unsafe_code)]
 mod enqueue;
+mod forks;
 mod frame_checks;
 mod frame_parsing;
 #[allow(unsafe_code)]
@@ -92,6 +94,8 @@ mod rows_box;
 pub mod session;
 pub mod sizing;
 #[allow(unsafe_code)]
+mod slabs;
+#[allow(unsafe_code)]
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -109,10 +113,11 @@ pub use compression::HighestLevels;
 pub use download::Download;
 pub use eligible::{check_chain, check_decoding, chunks_of_subchunk};
 pub use engine::CudaEngine;
-pub use lanes::{DeviceLimits, Devices};
+pub use lanes::{DeviceLimits, Devices, ReadSlabs};
 pub use metrics::DeviceMetrics;
 pub use read::{CudaReads, DeviceBuffer, HandOver, Next, SubchunkToPlace};
 pub use sizing::Compressors;
+pub use slabs::PinnedSlab;
 
 use crate::error::{DriverError, Fault};
 

@@ -1,10 +1,11 @@
 //! Reads subchunks into the memory of a device.
 //!
 //! ```text
-//! caller's threads      encoded subchunk -> frame, content or an error      `prepare`: parse, compare checksums
+//! caller's threads      bytes of a file -> slab, or other memory            `ReadSlabs::take`
+//!                       encoded subchunk -> frame, content or an error      `prepare`: parse, compare checksums
 //! caller's thread, in a lane:
 //!     for each batch of subchunks, of any shards
-//!         encoded subchunks -> pinned -> device           stream `up`
+//!         encoded subchunks -> device                     stream `up`; from slabs, or through the ring of the lane
 //!         encoded bytes -> slots                          a stream of kernels: split, decompression, checksums
 //!         statuses, sizes, verdicts -> pinned             stream `down`
 //!         subchunks that failed, by the host -> slots     the same streams
@@ -12,11 +13,14 @@
 //! ```
 //!
 //! Elements are placed only after the host has seen that they are right. Two batches are in flight: the device
-//! decompresses one while the host reads the answers of the other. `batch` has the work of one batch, `in_lane` the
-//! order of batches, `repair` what the host does about subchunks that fail, `compare` the comparison with the host, `memory`
-//! the memory that an output owns, and `hand_over` the way to memory of an application.
+//! decompresses one while the host reads the answers of the other. `batch` has the work of one batch, `collect` the
+//! copies of its bytes to the device, `in_lane` the order of batches, `repair` what the host does about subchunks that
+//! fail, `compare` the comparison with the host, `memory` the memory that an output owns, and `hand_over` the way to
+//! memory of an application.
 
 mod batch;
+#[allow(unsafe_code)]
+mod collect;
 mod compare;
 #[allow(unsafe_code)]
 mod hand_over;
@@ -36,6 +40,7 @@ use super::compressed_frame_parts::{self, CompressedFrameLayout, FrameParser, Pa
 use super::eligible::check_elements;
 use super::engine::CudaEngine;
 use super::kernels::place::PlaceLayout;
+use super::lanes::ReadSlabs;
 use super::sizing::ShardKind;
 use crate::contract::{
     BoxToPlace, Chain, DeviceArray, EncodedBytes, EngineError, KnownChain, ShardJob,
@@ -145,6 +150,24 @@ impl CudaReads {
     /// Returns whether the device decompresses frames.
     pub fn decompresses(&self) -> bool {
         self.decompresses
+    }
+
+    /// Begins a read, and returns the page-locked memory into which the caller reads encoded bytes; `None` if the host
+    /// decodes them. The caller holds no lane, and keeps no thread waiting: the driver may block.
+    ///
+    /// # Errors
+    /// The device is not usable.
+    pub fn slabs(&self) -> Result<Option<ReadSlabs>, EngineError> {
+        if !self.decompresses && !self.chain.is_fixed_size() {
+            return Ok(None);
+        }
+        let (devices, limits) = (&self.engine.devices, &self.engine.limits);
+        Ok(devices.slabs_of_read(self.device, limits)?)
+    }
+
+    /// Counts encoded bytes that the caller has copied on their way to the device.
+    pub fn copied_by_caller(&self, bytes: usize) {
+        self.engine.devices.counters.copied_for_read(bytes);
     }
 
     /// Returns a subchunk whose elements are the fill value.

@@ -107,7 +107,7 @@ impl KernelRegions {
 /// A lane's buffers, for shards of one kind, or for the batches of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizing {
-    tuning: Tuning,
+    pub(super) tuning: Tuning,
     /// The most subchunks in a batch.
     pub batch: usize,
     /// The most elements in a slab.

@@ -117,7 +117,7 @@ impl Devices {
                     LaneStep::Use(lane, sizing) => {
                         of_device.active += 1;
                         drop(state);
-                        return Ok((self.acquired(index, lane, request.limits), sizing));
+                        return Ok((self.acquired(index, *lane, request.limits), sizing));
                     }
                     LaneStep::Allocate(sizing, in_the_way) => {
                         let need = sizing.capacity;

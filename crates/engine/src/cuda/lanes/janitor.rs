@@ -1,4 +1,4 @@
-//! The thread that frees the lanes and the spare memory that were idle for too long.
+//! The thread that frees the lanes, the slabs and the spare memory that were idle for too long.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -88,25 +88,30 @@ impl Devices {
         }
     }
 
-    /// Frees the lanes and the spare memory that were idle for too long. Returns whether more has to be freed later;
+    /// Frees the lanes, the slabs and the spare memory that were idle for too long. Returns whether more has to be freed later;
     /// otherwise the janitor ends.
     fn give_up_long_idle(&self) -> bool {
         let mut state = self.lock();
         let long_idle = take_long_idle(&mut state);
-        self.retire_spare(Some(Instant::now()));
+        let now = Instant::now();
+        self.retire_spare(Some(now));
         let idle = state.iter().flat_map(|of_device| &of_device.idle);
         let lanes = idle.filter_map(|idle| idle.until);
         let usable = self
             .devices
             .iter()
             .filter(|device| device.unusable().is_none());
-        let spare = usable.filter_map(|device| device.retired().next_due());
-        let next = lanes.chain(spare).min();
+        let beside = usable.filter_map(|device| {
+            let due = [device.retired().next_due(), device.slabs().next_due()];
+            due.into_iter().flatten().filter(|due| *due > now).min()
+        });
+        let next = lanes.chain(beside).min();
         if let Some(next) = next {
             self.rest.wake_at(next);
         }
         self.janitor.store(next.is_some(), Ordering::Relaxed);
         drop(state);
+        self.free_slabs(Some(now));
         self.free(long_idle);
         next.is_some()
     }

@@ -23,7 +23,7 @@ pub(in crate::cuda) type SizesLane<'a> = &'a dyn Fn(BufferBytes) -> Result<Arc<S
 
 /// The next step to get a lane on one device.
 pub(super) enum LaneStep {
-    Use(Lane, Arc<Sizing>),
+    Use(Box<Lane>, Arc<Sizing>),
     /// Allocate a new lane, after the idle lanes in the list are freed.
     Allocate(Arc<Sizing>, Vec<Lane>),
     Wait,
@@ -68,14 +68,14 @@ pub(super) fn next_step(
         Err(reason) => return LaneStep::Never(reason),
     };
     if let Some(lane) = of_device.take_idle(full.capacity) {
-        return LaneStep::Use(lane, full);
+        return LaneStep::Use(Box::new(lane), full);
     }
     // Limit the lane to the size for which the device had memory lately. If no lane is so small, try the full
     // size.
     let sizing = within(tried.most.min(of_device.lowered(now))).unwrap_or(full);
     let need = sizing.capacity;
     if let Some(lane) = of_device.take_idle(need) {
-        return LaneStep::Use(lane, sizing);
+        return LaneStep::Use(Box::new(lane), sizing);
     }
     match of_device.in_the_way(need, budget) {
         Some(count) => {

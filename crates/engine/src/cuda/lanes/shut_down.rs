@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Devices;
 use crate::cuda::driver::{DriverError, Fault};
+use crate::cuda::uses::Uses;
 
 /// The pause between two looks whether devices are still in use.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -56,15 +57,20 @@ impl Devices {
         wait_until(&|| self.uses.none());
     }
 
-    /// Frees the idle lanes on a thread of its own, because a function of the driver may block. Without a
+    /// Frees the idle lanes and slabs on a thread of its own, because a function of the driver may block. Without a
     /// thread, the lanes are leaked. Spare memory is leaked, because freeing it waits for the application.
     fn free_idle_elsewhere(&self) {
         let Some(devices) = self.this.upgrade() else {
             return;
         };
+        // The thread is waited for.
+        let freeing = Uses::begin(&self.uses);
         let freeing = std::thread::Builder::new()
             .name("zarrs_cuda shut down".to_string())
-            .spawn(move || devices.release_idle_lanes());
+            .spawn(move || {
+                devices.release_idle_lanes();
+                drop(freeing);
+            });
         if let Err(error) = freeing {
             tracing::debug!(%error, "no thread to free idle lanes");
         }

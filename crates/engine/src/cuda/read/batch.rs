@@ -1,10 +1,14 @@
 //! A batch of subchunks: copied to the device while it is collected, and then in flight.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::{Content, SubchunkToPlace};
 use crate::cuda::check_progress::LaneUses;
 use crate::cuda::compressed_frame_parts::CompressedFrameParts;
 use crate::cuda::driver::EventId;
 use crate::cuda::session::Timed;
+use crate::cuda::slabs::PinnedSlab;
 use crate::cuda::transfers::Staging;
 
 /// The subchunks of a batch, and their places in its buffers. A stored subchunk has a slot.
@@ -61,7 +65,9 @@ impl Batch {
 #[derive(Debug)]
 pub(super) struct Collecting {
     pub(super) batch: Batch,
-    /// The place of the ring that is being filled, and the number of bytes in it.
+    /// Bytes at the end that lie together in a slab, and whose copy was not started.
+    pub(super) run: Option<(Arc<PinnedSlab>, Range<usize>)>,
+    /// The place of the ring that is being filled, and the number of bytes in it. They are before the run.
     pub(super) staging: Option<(Staging, usize)>,
     /// The number of bytes whose copies to the device were started.
     pub(super) started: usize,

@@ -5,7 +5,7 @@
 //! | [`UPLOADED`] | copies of a batch, or of its repairs (`up`) | split (kernels) | the encoded bytes and the tables |
 //! | [`DECODED`] | decompression and checksums (kernels) | copies of the answers (`down`) | the answers |
 //! | [`ANSWERED`] | copies of the answers (`down`) | the host | the answers in pinned memory, and the encoded bytes |
-//! | [`PLACED`] | place (kernels) | place of the next batch, and the host | the output, and all buffers of the batch |
+//! | [`PLACED`] | place (kernels) | place of the next batch, and the host | the output, all buffers of the batch, and the slabs from which it was copied |
 //!
 //! The host waits for the place of a batch before it collects another batch in the same buffers, so that they need
 //! no other edge. Batches are placed in order, also in several streams of kernels, because their boxes lie in one
@@ -45,9 +45,6 @@ const PLACED_WAIT: Site = Site("wait: place for the boxes of the batch before");
 const PLACED_HOST: Site = Site("synchronise: buffers of boxes that were placed");
 const END: Site = Site("synchronise: all boxes are in their places");
 
-/// The most subchunks without bytes that a batch has for each slot.
-const FILLED_PER_SLOT: usize = 4;
-
 /// How a lane ends.
 pub(super) enum ReadOutcome {
     /// There are no more subchunks.
@@ -68,10 +65,10 @@ pub(super) struct Reading<'a, 'l> {
     span: DeviceSpan,
     layout: PlaceLayout,
     pub(super) uploads: Uploads,
-    collecting: Option<Collecting>,
-    in_flight: VecDeque<InFlight>,
+    pub(super) collecting: Option<Collecting>,
+    pub(super) in_flight: VecDeque<InFlight>,
     /// The number of batches that have begun.
-    begun: usize,
+    pub(super) begun: usize,
     /// For each group of buffers, the event after which the boxes of its last batch are in their places.
     placed: Vec<Option<EventId>>,
     /// The stages of these batches.
@@ -143,6 +140,7 @@ impl<'a, 'l> Reading<'a, 'l> {
             self.session.finish_timed(timed.drain(..))?;
         }
         self.uploads.finish(self.session)?;
+        self.session.lane.kept.give_all_back();
         Ok(outcome)
     }
 
@@ -152,11 +150,13 @@ impl<'a, 'l> Reading<'a, 'l> {
     }
 
     /// Waits until the last batch in a group of buffers is in its place.
-    fn wait_for(&mut self, group: usize) -> Result<(), DriverError> {
+    pub(super) fn wait_for(&mut self, group: usize) -> Result<(), DriverError> {
         let Some(event) = self.placed[group].take() else {
             return Ok(());
         };
         self.session.lane.synchronize(event, PLACED_HOST)?;
+        // The bytes were copied to the device before the boxes were placed.
+        self.session.lane.kept.give_back(group);
         self.session.finish_timed(self.timed[group].drain(..))?;
         if self.last.is_some_and(|(_, last)| last == event) {
             self.last = None;
@@ -165,113 +165,13 @@ impl<'a, 'l> Reading<'a, 'l> {
         Ok(())
     }
 
-    /// Adds a subchunk to the batch that is being collected. Starts the batch before if it is full.
-    fn add(
-        &mut self,
-        subchunk: SubchunkToPlace,
-        damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
-    ) -> Result<(), EngineError> {
-        let most = self.session.sizing.batch;
-        let is_full = self.collecting.as_ref().is_some_and(|collecting| {
-            let batch = &collecting.batch;
-            batch.offsets.len() == most
-                || batch.subchunks.len() >= most.saturating_mul(FILLED_PER_SLOT)
-        });
-        if is_full {
-            self.launch()?;
-        }
-        if self.collecting.is_none() {
-            self.begin(damaged)?;
-        }
-        let copied = match &subchunk.content {
-            Content::Fill => None,
-            Content::Frame(_, bytes) => Some((bytes.get(), 0)),
-            Content::Plain(bytes) => {
-                let elements = bytes.get().get(..self.reads.grid.subchunk_bytes());
-                let elements = elements.ok_or(EngineError::Internal("a short subchunk"))?;
-                Some((elements, elements.len()))
-            }
-            Content::Decoded(elements, _) => Some((&**elements, elements.len())),
-        };
-        let slot = match copied {
-            Some((bytes, copied)) => Some(self.put(bytes, copied)?),
-            None => None,
-        };
-        if let Some(Collecting { batch, .. }) = &mut self.collecting {
-            batch.slots.push(slot);
-            batch.subchunks.push(subchunk);
-        }
-        Ok(())
-    }
-
-    /// Begins to collect a batch, in buffers that nothing uses any more.
-    fn begin(
-        &mut self,
-        damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
-    ) -> Result<(), EngineError> {
-        let sizing = self.session.sizing;
-        // A batch in flight has its slots for itself.
-        while self.in_flight.len() >= sizing.workspaces.len()
-            && let Some(oldest) = self.in_flight.pop_front()
-        {
-            self.place(oldest, damaged)?;
-        }
-        let number = self.begun;
-        self.wait_for(self.group(number))?;
-        self.begun += 1;
-        self.collecting = Some(Collecting {
-            batch: Batch {
-                number,
-                ..Batch::default()
-            },
-            staging: None,
-            started: 0,
-            ring_before: self.uploads.uses(self.session),
-        });
-        Ok(())
-    }
-
-    /// Puts `bytes` behind the bytes of the batch that is being collected, and returns its slot. The first `copied` of
-    /// them are the content of the slot.
-    fn put(&mut self, bytes: &[u8], copied: usize) -> Result<usize, EngineError> {
-        let Some(collecting) = &mut self.collecting else {
-            return Err(EngineError::Internal("no batch is being collected"));
-        };
-        let batch = &mut collecting.batch;
-        batch.offsets.push(batch.end as u64);
-        batch.copied.push(copied as u64);
-        batch.end += bytes.len();
-        let (slot, number) = (batch.offsets.len() - 1, batch.number);
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let room = self.session.sizing.staging_in[0].len;
-            let (staging, filled) = match &mut collecting.staging {
-                Some(staging) => staging,
-                none => none.insert((self.uploads.reserve(self.session, room)?, 0)),
-            };
-            let len = rest.len().min(room - *filled);
-            // SAFETY: the place of the ring has `room` bytes, which only this thread writes now.
-            unsafe {
-                let to = staging.start.add(*filled);
-                to.copy_from_nonoverlapping(rest.as_ptr(), len);
-            }
-            *filled += len;
-            rest = &rest[len..];
-            if *filled == room {
-                flush(self.session, &mut self.uploads, collecting, number)?;
-            }
-        }
-        Ok(slot)
-    }
-
     /// Enqueues the kernels that decode the batch that is being collected, and the copies of their answers.
-    fn launch(&mut self) -> Result<(), EngineError> {
-        let Some(mut collecting) = self.collecting.take() else {
+    pub(super) fn launch(&mut self) -> Result<(), EngineError> {
+        let Some(collecting) = self.take_collected()? else {
             return Ok(());
         };
         let (session, lane) = (self.session, self.session.lane);
         let number = collecting.batch.number;
-        flush(session, &mut self.uploads, &mut collecting, number)?;
         let uses = self.uses_since(number, &collecting.ring_before);
         let batch = collecting.batch;
         let (regions, slots) = (session.batch(number), self.slots(&batch));
@@ -420,7 +320,7 @@ impl<'a, 'l> Reading<'a, 'l> {
 
     /// Waits for the answers of a batch, repairs the subchunks on which the device has failed, and enqueues the kernels
     /// that place the batch.
-    fn place(
+    pub(super) fn place(
         &mut self,
         mut flight: InFlight,
         damaged: &mut dyn FnMut(usize, EngineError) -> Result<(), EngineError>,
@@ -509,23 +409,6 @@ impl<'a, 'l> Reading<'a, 'l> {
         }
         Ok(())
     }
-}
-
-/// Starts the copy of the bytes that are in pinned memory.
-fn flush(
-    session: &Session<'_>,
-    uploads: &mut Uploads,
-    collecting: &mut Collecting,
-    number: usize,
-) -> Result<(), DriverError> {
-    let Some((staging, filled)) = collecting.staging.take() else {
-        return Ok(());
-    };
-    let dense = session.batch(number).dense;
-    let to = dense.part(collecting.started..collecting.started + filled);
-    uploads.start(session, &staging.cut(filled), session.lane.device(to))?;
-    collecting.started += filled;
-    Ok(())
 }
 
 /// Returns the slots of a batch, as the decompressor numbers them.

@@ -17,6 +17,7 @@ pub(super) const MEDIUM: Tuning = Tuning {
     batches: 3,
     streams: 1,
     small_part: 4 << 10,
+    least_direct: 200,
 };
 
 /// The environment variable with the number of streams of kernels of each lane; 1 by default.

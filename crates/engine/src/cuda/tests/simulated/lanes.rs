@@ -499,6 +499,10 @@ fn a_forked_child_waits_for_no_lock() {
     let (tell_locked, locked) = mpsc::channel();
     let (tell_done, done) = mpsc::channel::<()>();
     let (devices, counters) = (&engine.devices, engine.counters());
+    let reads = engine.clone().reads(0, &shard.grid, &shard.chain);
+    let reads = reads.expect("usable");
+    let slabs = reads.slabs().expect("usable").expect("fits");
+    let slab = slabs.take(100);
     std::thread::scope(|scope| {
         scope.spawn(move || {
             devices.while_locked(|| {
@@ -518,7 +522,10 @@ fn a_forked_child_waits_for_no_lock() {
             devices.release_idle();
             devices.shut_down(Duration::from_mins(1));
             counters.fell_back("the process was forked");
-            let told = counters.snapshot() == DeviceMetrics::default()
+            let has_slab = slab.is_some() && slabs.take(100).is_none() && reads.slabs().is_err();
+            drop((slab, slabs));
+            let told = has_slab
+                && counters.snapshot() == DeviceMetrics::default()
                 && engine.numbers().is_err()
                 && engine.memory_estimate(&shard.grid, &shard.chain).is_err()
                 && compressing

@@ -17,6 +17,7 @@ mod order;
 mod reading;
 mod schedules;
 mod shut_down;
+mod slabs;
 mod split_blosc;
 mod stream;
 mod warm_up;

@@ -1,6 +1,7 @@
 //! Subchunks into the memory of a device.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
@@ -14,7 +15,7 @@ use super::*;
 use crate::contract::{BoxToPlace, Cname, DeviceArray, EncodedBytes, EncodedShard, Shuffle};
 use crate::cuda::driver::{DeviceSpan, PinnedSpan, PinnedUse, Site, Span};
 use crate::cuda::read::{CudaReads, DeviceBuffer, Next, SubchunkToPlace};
-use crate::cuda::{Compressors, DeviceMetrics};
+use crate::cuda::{Compressors, DeviceMetrics, ReadSlabs};
 use crate::fakes::OWN;
 use crate::layout::strides;
 
@@ -106,7 +107,7 @@ impl Boxes {
     }
 
     /// Returns the boxes of each subchunk of the shard, by its number.
-    fn of_subchunks(&self, shard: &Shard) -> Vec<Vec<BoxToPlace>> {
+    pub(super) fn of_subchunks(&self, shard: &Shard) -> Vec<Vec<BoxToPlace>> {
         let (grid, mut boxes) = (&shard.grid, vec![Vec::new(); shard.grid.num_subchunks()]);
         for (number, start) in self.starts.iter().enumerate() {
             for subchunk in grid.numbers_in(start, &self.shape) {
@@ -151,7 +152,7 @@ pub(super) fn reads_on(
 }
 
 /// Runs `copy` between pinned memory and the memory of a tensor, and waits for it.
-fn copied(
+pub(super) fn copied(
     simulation: &Simulation,
     buffer: &DeviceBuffer,
     bytes: &mut [u8],
@@ -194,6 +195,49 @@ fn copied(
     Ok(())
 }
 
+/// The memory from which a device gets encoded subchunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    Host,
+    Slabs,
+    /// Both, in turns.
+    Mixed,
+}
+
+/// Returns the encoded subchunks, each in its own memory, or several in one slab, with bytes of nobody between some.
+fn in_memory(
+    slabs: Option<&ReadSlabs>,
+    encoded: &EncodedShard,
+    memory: Memory,
+) -> Vec<EncodedBytes> {
+    const TOGETHER: usize = 3;
+    let mut all = Vec::new();
+    for (group, extents) in encoded.extents.chunks(TOGETHER).enumerate() {
+        let of = |extent: &Option<Range<usize>>| extent.clone().unwrap_or(0..0);
+        let gap = group % 2 * 5;
+        let len: usize = extents.iter().map(|extent| of(extent).len() + gap).sum();
+        let in_slab = memory == Memory::Slabs || memory == Memory::Mixed && group % 3 != 0;
+        let slab = slabs.filter(|_| in_slab).and_then(|slabs| slabs.take(len));
+        let Some(mut slab) = slab else {
+            let bytes = extents
+                .iter()
+                .map(|extent| encoded.bytes[of(extent)].to_vec());
+            all.extend(bytes.map(EncodedBytes::new));
+            continue;
+        };
+        let (mut at, mut places) = (0, Vec::new());
+        for extent in extents {
+            let bytes = &encoded.bytes[of(extent)];
+            slab.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+            places.push(at..at + bytes.len());
+            at += bytes.len() + gap;
+        }
+        let slab = EncodedBytes::new(slab);
+        all.extend(places.into_iter().map(|place| slab.part(place).unwrap()));
+    }
+    all
+}
+
 /// Reads the boxes of an encoded shard to `buffer`.
 pub(super) fn read_to(
     reads: &CudaReads,
@@ -202,19 +246,30 @@ pub(super) fn read_to(
     boxes: &Boxes,
     buffer: &DeviceBuffer,
 ) -> Result<(), EngineError> {
+    read_from(reads, (shard, encoded), boxes, buffer, Memory::Mixed)
+}
+
+/// Reads the boxes of an encoded shard from `memory` to `buffer`.
+pub(super) fn read_from(
+    reads: &CudaReads,
+    (shard, encoded): (&Shard, &EncodedShard),
+    boxes: &Boxes,
+    buffer: &DeviceBuffer,
+    memory: Memory,
+) -> Result<(), EngineError> {
     let mut subchunks: Vec<SubchunkToPlace> = Vec::new();
+    let slabs = reads.slabs()?;
+    let bytes = in_memory(slabs.as_ref(), encoded, memory);
     for (number, placed) in boxes.of_subchunks(shard).into_iter().enumerate() {
         if placed.is_empty() {
             continue;
         }
         subchunks.push(match &encoded.extents[number] {
             None => CudaReads::fill(number, placed),
-            Some(extent) => {
-                let bytes = EncodedBytes::new(encoded.bytes[extent.clone()].to_vec());
-                reads.prepare((number, number), bytes, placed, true)?
-            }
+            Some(_) => reads.prepare((number, number), bytes[number].clone(), placed, true)?,
         });
     }
+    drop(bytes);
     // Sometimes the next subchunk is not there yet.
     let (mut subchunks, mut asked) = (subchunks.into_iter(), 0);
     let mut next = |wait: bool| {
@@ -252,11 +307,23 @@ pub(super) fn read(
     encoded: &EncodedShard,
     boxes: &Boxes,
 ) -> Result<(), EngineError> {
+    let memory = Memory::Mixed;
+    read_and_compare(simulation, reads, (shard, encoded), boxes, memory)
+}
+
+/// Reads the boxes of an encoded shard from `memory`, and compares them with the elements.
+pub(super) fn read_and_compare(
+    simulation: &Simulation,
+    reads: &CudaReads,
+    (shard, encoded): (&Shard, &EncodedShard),
+    boxes: &Boxes,
+    memory: Memory,
+) -> Result<(), EngineError> {
     let buffer = reads.allocate(boxes.len)?;
     let mut expected = vec![0xcc; boxes.len];
     copied(simulation, &buffer, &mut expected, true)?;
     boxes.copy(shard, &mut expected);
-    read_to(reads, shard, encoded, boxes, &buffer)?;
+    read_from(reads, (shard, encoded), boxes, &buffer, memory)?;
     let mut found = vec![0; boxes.len];
     copied(simulation, &buffer, &mut found, false)?;
     assert!(found == expected, "wrong elements of {boxes:?}");
@@ -428,7 +495,10 @@ fn without(removed: Option<Site>, schedule: Schedule) -> Result<BTreeSet<Site>, 
             let (engine, reads) = reads_on(&simulation, library, &shard, true)?;
             let encoded = encoded_by_host(&shard);
             for seed in 0..3 {
-                read(&simulation, &reads, &shard, &encoded, &Boxes::whole(&shard))?;
+                for memory in [Memory::Host, Memory::Slabs] {
+                    let (shard, boxes) = ((&shard, &encoded), Boxes::whole(&shard));
+                    read_and_compare(&simulation, &reads, shard, &boxes, memory)?;
+                }
                 let boxes = Boxes::any(&shard, &mut Dice(seed));
                 read(&simulation, &reads, &shard, &encoded, &boxes)?;
             }
@@ -480,8 +550,15 @@ fn subchunks_that_fail_are_decoded_by_the_host() {
 #[test]
 fn wrong_elements_are_noticed() {
     let zstd = || Shard::with(0, Empty::First(0), false).compressed(0, ZSTD, 0);
-    let cases: [(&str, Shard, Operation, Change); 5] = [
+    let cases: [(&str, Shard, Operation, Change); 6] = [
         ("upload", Shard::new(0), ("up", 0, Some(384), 0), flip::<60>),
+        // A slab without gaps between its three subchunks.
+        (
+            "slab",
+            Shard::with(0, Empty::First(0), false),
+            ("up", 0, Some(360), 0),
+            flip::<60>,
+        ),
         ("split", Shard::new(0), ("split", 0, None, 1), lost),
         ("place", Shard::new(0), ("place", 0, None, 0), flip::<8>),
         ("place, lost", Shard::new(0), ("place", 0, None, 0), lost),
@@ -492,7 +569,13 @@ fn wrong_elements_are_noticed() {
         alter(&simulation, operation, change);
         let (engine, reads) = reads_on(&simulation, StandIn::Six, &shard, true).expect("reads");
         let encoded = encoded_by_host(&shard);
-        let found = read(&simulation, &reads, &shard, &encoded, &Boxes::whole(&shard));
+        let memory = if what == "slab" {
+            Memory::Slabs
+        } else {
+            Memory::Host
+        };
+        let (of, boxes) = ((&shard, &encoded), Boxes::whole(&shard));
+        let found = read_and_compare(&simulation, &reads, of, &boxes, memory);
         let error = found.expect_err(what);
         let text = error.to_string();
         assert!(text.contains("in the memory of a device"), "{what}: {text}");
