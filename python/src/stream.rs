@@ -314,6 +314,7 @@ pub(crate) fn metrics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         ("batches_encoded_on_a_device", now.batches_encoded),
         ("subchunks_read_to_devices", now.subchunks_read_to_devices),
         ("subchunks_read_by_host", now.subchunks_read_by_host),
+        ("read_bytes_copied", now.read_bytes_copied),
         ("bytes_to_device", now.bytes_to_device),
         ("bytes_from_device", now.bytes_from_device),
         ("host_encode_bytes_in", now.host_encode_bytes_in),

@@ -88,6 +88,10 @@ pub struct Metrics {
     pub subchunks_read_to_devices: u64,
     /// The number of these subchunks that the host decoded, because no device may or can.
     pub subchunks_read_by_host: u64,
+    /// The number of bytes of encoded subchunks that the host copied on their way to the memory of a device. Bytes
+    /// of files are copied only where page-locked memory has no room for them, and where fewer than 32 KiB lie
+    /// together. Bytes of other stores are copied once, or twice where much is read between them.
+    pub read_bytes_copied: u64,
     /// The decoded bytes that the host encoded. Subchunks that are equal to the fill value are not stored, and do
     /// not count.
     pub host_encode_bytes_in: u64,
@@ -165,6 +169,10 @@ impl fmt::Display for Metrics {
             (
                 "subchunks decoded by the host for devices",
                 self.subchunks_read_by_host,
+            ),
+            (
+                "encoded bytes copied on the host for devices",
+                self.read_bytes_copied,
             ),
             ("bytes encoded on the host", self.host_encode_bytes_in),
             ("encoded bytes from the host", self.host_encode_bytes_out),
@@ -291,6 +299,7 @@ pub(crate) mod counters {
             subchunks_on_host: devices.subchunks_on_host,
             subchunks_read_to_devices: devices.subchunks_read,
             subchunks_read_by_host: devices.subchunks_read_on_host,
+            read_bytes_copied: devices.read_bytes_copied,
             host_encode_bytes_in: on_host.encode_in,
             host_encode_bytes_out: on_host.encode_out,
             host_decode_bytes_in: on_host.decode_in,

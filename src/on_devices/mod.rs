@@ -10,6 +10,7 @@
 
 mod choice;
 mod conformance;
+mod copies;
 mod foreign;
 #[allow(unsafe_code)]
 mod images;

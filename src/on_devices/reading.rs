@@ -65,16 +65,23 @@ pub(super) struct OnDevice {
 
 impl OnDevice {
     pub(super) fn new(schedule: Schedule) -> Self {
-        let simulation = simulation(schedule);
+        Self::on(&simulation(schedule), Tuning::TINY)
+    }
+
+    pub(super) fn on(simulation: &Arc<Simulation>, tuning: Tuning) -> Self {
         Self {
             simulation: Some(simulation.clone()),
-            ..Self::of(simulation)
+            ..Self::tuned(simulation.clone(), tuning)
         }
     }
 
     pub(super) fn of(driver: Arc<dyn Driver>) -> Self {
+        Self::tuned(driver, Tuning::TINY)
+    }
+
+    fn tuned(driver: Arc<dyn Driver>, tuning: Tuning) -> Self {
         let devices = Devices::new(vec![driver.clone()]);
-        let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
+        let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, tuning);
         Self {
             driver,
             simulation: None,
@@ -162,7 +169,7 @@ pub(super) fn bytes_behind(
 pub(super) fn options() -> Options {
     Options::default()
         .with_device_memory(1 << 30)
-        .with_pinned_memory(1 << 30)
+        .with_pinned_memory(1 << 26)
         .with_nvcomp(StandIn::Six.path())
 }
 

@@ -10,7 +10,7 @@ use zarrs_cuda_engine::contract::{
     BoxToPlace, DeviceArray, EncodedBytes, EngineError, KnownChain, ShardJob,
 };
 use zarrs_cuda_engine::cuda::{
-    CudaReads, DeviceBuffer, HandOver, Next, SubchunkToPlace, check_decoding,
+    CudaReads, DeviceBuffer, HandOver, Next, PinnedSlab, ReadSlabs, SubchunkToPlace, check_decoding,
 };
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -39,6 +39,34 @@ pub(crate) struct DeviceReads {
 /// A subchunk that was prepared for a device.
 #[derive(Debug)]
 pub(crate) struct ReadySubchunk(SubchunkToPlace);
+
+/// The page-locked memory for the encoded bytes of one read, if a device gets them.
+#[derive(Debug)]
+pub(crate) struct DeviceSlabs(Option<ReadSlabs>);
+
+impl DeviceSlabs {
+    /// Returns page-locked memory for `len` encoded bytes; `None` if the device does not get them, or if there is no room
+    /// now. Waits for nothing: see [`ReadSlabs::take`].
+    pub(crate) fn take(&self, len: usize) -> Option<DeviceSlab> {
+        self.0.as_ref()?.take(len).map(DeviceSlab)
+    }
+}
+
+/// Page-locked memory into which encoded bytes are read.
+#[derive(Debug)]
+pub(crate) struct DeviceSlab(PinnedSlab);
+
+impl DeviceSlab {
+    /// Returns the bytes to fill.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+
+    /// Returns the bytes, which are not written any more.
+    pub(crate) fn into_bytes(self) -> EncodedBytes {
+        EncodedBytes::new(self.0)
+    }
+}
 
 /// Memory of a device. It is freed some time after it is dropped, when nothing on the device can use it any more.
 #[derive(Debug)]
@@ -214,6 +242,23 @@ impl DeviceReads {
     /// Returns whether the caller decodes the subchunks, and [`prepare`](Self::prepare) takes their elements in C order.
     pub(crate) fn is_foreign(&self) -> bool {
         self.is_foreign
+    }
+
+    /// Begins a read, and returns the page-locked memory for its encoded bytes: see [`CudaReads::slabs`].
+    ///
+    /// # Errors
+    /// The device is not usable.
+    pub(crate) fn slabs(&self) -> Result<DeviceSlabs, EngineError> {
+        // The elements that the caller decodes are in other memory.
+        if self.is_foreign {
+            return Ok(DeviceSlabs(None));
+        }
+        self.reads.slabs().map(DeviceSlabs)
+    }
+
+    /// Counts encoded bytes that the caller has copied on their way to the device.
+    pub(crate) fn copied_by_caller(&self, bytes: usize) {
+        self.reads.copied_by_caller(bytes);
     }
 
     /// Allocates `len` bytes of the device's memory.

@@ -20,7 +20,9 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(crate) use device_reads::{DeviceMemory, DeviceReads, ReadsError, ReadySubchunk};
+pub(crate) use device_reads::{
+    DeviceMemory, DeviceReads, DeviceSlab, DeviceSlabs, ReadsError, ReadySubchunk,
+};
 pub use estimates::Estimates;
 use estimates::{DeviceWork, Work};
 pub use explanation::{ExplainedStage, Explanation, Place};

@@ -15,7 +15,7 @@ use super::error::Damage;
 use super::request::{self, WantedBox, WantedPart};
 use super::{ArrayReader, DecodedBy, OutputPlace, ReadReport, ReaderError, extents};
 use crate::codec::CudaShardingCodec;
-use crate::plan::{DeviceMemory, DeviceReads, ReadsError, ReadySubchunk};
+use crate::plan::{DeviceMemory, DeviceReads, DeviceSlabs, ReadsError, ReadySubchunk};
 use crate::shard::error::engine_is_about_stored_bytes;
 use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::contract::{BoxToPlace, DeviceArray, EngineError};
@@ -125,7 +125,8 @@ impl DeviceTensor {
 /// Subchunks on their way to a device.
 pub(super) struct DeviceSink<'a> {
     reads: &'a DeviceReads,
-    sender: SyncSender<ReadySubchunk>,
+    slabs: &'a DeviceSlabs,
+    sender: Mutex<SyncSender<ReadySubchunk>>,
     /// The shard and the number of each subchunk, by its tag.
     sent: &'a Mutex<Vec<(StoreKey, usize)>>,
     pub(super) strides: &'a [usize],
@@ -136,6 +137,11 @@ impl DeviceSink<'_> {
         self.reads
     }
 
+    /// Returns the page-locked memory for encoded bytes.
+    pub(super) fn slabs(&self) -> &DeviceSlabs {
+        self.slabs
+    }
+
     /// Returns a tag for the subchunk `number` of the shard `key`.
     pub(super) fn tag(&self, key: &StoreKey, number: usize) -> usize {
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,13 +149,21 @@ impl DeviceSink<'_> {
         sent.len() - 1
     }
 
-    /// Gives a subchunk to the calling thread.
+    /// Gives the subchunks of a shard to the calling thread, together.
     ///
     /// # Errors
     /// The calling thread has failed. It returns another error to the caller.
-    pub(super) fn send(&self, subchunk: ReadySubchunk) -> Result<(), ReaderError> {
-        let sent = self.sender.send(subchunk);
-        sent.map_err(|_| failed("the device has failed".to_string()))
+    pub(super) fn send(
+        &self,
+        subchunks: impl IntoIterator<Item = ReadySubchunk>,
+    ) -> Result<(), ReaderError> {
+        // The calling thread receives without this lock, so that every sender goes on.
+        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subchunks = subchunks.into_iter();
+        if subchunks.all(|subchunk| sender.send(subchunk).is_ok()) {
+            return Ok(());
+        }
+        Err(failed("the device has failed".to_string()))
     }
 
     /// Returns the boxes of the subchunk `number` that `parts` want.
@@ -344,6 +358,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         output: &DeviceArray,
     ) -> Result<ReadReport, ReaderError> {
         let settings = &self.0.settings;
+        // The driver may block, so that this comes before there are threads that wait for this one.
+        let slabs = reads.slabs().map_err(|error| device_error(&error))?;
         let (sender, receiver) = sync_channel(WAITING);
         let sent = Mutex::default();
         let mut damages: Vec<Damage> = Vec::new();
@@ -352,7 +368,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         std::thread::scope(|scope| {
             let sink = DeviceSink {
                 reads,
-                sender,
+                slabs: &slabs,
+                sender: Mutex::new(sender),
                 sent: &sent,
                 strides,
             };

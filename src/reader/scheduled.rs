@@ -10,7 +10,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::cache::Caches;
 use super::metrics::Counters;
 use super::newer_subchunks::ListsNewerSubchunks;
-use super::source::{FetchedBytes, ShardSource, Store};
+use super::source::{FetchedBytes, ReadInto, ShardSource, Store};
 use super::threads::{Each, Later, Task};
 use super::{ArrayReader, DecodedBy, Inner, KeptByReader, Output, OutputPlace, ReaderError};
 use crate::store::Reads;
@@ -40,7 +40,7 @@ impl<R: Reads> ShardSource for Opened<R> {
         &'a self,
         shard: &'a Bytes,
         ranges: &'a [ByteRange],
-        _buffer: &'a mut Vec<u8>,
+        _into: ReadInto<'a>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async move {
             let parts = ranges.iter().map(|range| slice(shard, *range));

@@ -1,13 +1,33 @@
 //! Sources of the bytes of shards: any store, or files.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::threads::Later;
+use crate::plan::{DeviceSlab, DeviceSlabs};
 use crate::store::Reads;
 use crate::store::files::{File, Files};
 use crate::store::parts::RangeCost;
+use zarrs_cuda_engine::contract::EncodedBytes;
+
+/// The memory into which a source reads, if it does not return memory of its own.
+#[derive(Debug)]
+pub(super) struct ReadInto<'b> {
+    /// A buffer that the thread uses again.
+    pub(super) buffer: &'b mut Vec<u8>,
+    /// Page-locked memory, which is better if it has room; `None` if no device gets the bytes.
+    pub(super) slabs: Option<&'b DeviceSlabs>,
+}
+
+impl<'b> ReadInto<'b> {
+    pub(super) fn buffer(buffer: &'b mut Vec<u8>) -> Self {
+        let slabs = None;
+        Self { buffer, slabs }
+    }
+}
 
 /// Bytes that a source returned.
 #[derive(Debug)]
@@ -15,6 +35,44 @@ pub(super) enum FetchedBytes<'b> {
     /// The bytes are in a buffer that the thread uses again.
     Buffer(&'b [u8]),
     Value(Bytes),
+    /// The bytes are in page-locked memory.
+    Slab(EncodedBytes),
+}
+
+/// The encoded bytes of a subchunk that a device is to get.
+#[derive(Debug)]
+pub(super) enum SubchunkBytes<'b> {
+    /// The bytes stay where they are.
+    Kept(EncodedBytes),
+    /// The bytes are to be copied.
+    Borrowed(&'b [u8]),
+}
+
+impl SubchunkBytes<'_> {
+    pub(super) fn get(&self) -> &[u8] {
+        match self {
+            Self::Kept(bytes) => bytes.get(),
+            Self::Borrowed(bytes) => bytes,
+        }
+    }
+}
+
+impl FetchedBytes<'_> {
+    /// Returns the bytes `range`; `None` if there are fewer. `wanted` of all bytes are wanted: a value stays where it is if
+    /// they are three quarters of it.
+    pub(super) fn part(&self, range: Range<usize>, wanted: usize) -> Option<SubchunkBytes<'_>> {
+        match self {
+            Self::Slab(bytes) => bytes.part(range).map(SubchunkBytes::Kept),
+            Self::Value(bytes) if wanted >= bytes.len() - bytes.len() / 4 => {
+                bytes.get(range.clone())?;
+                let part = EncodedBytes::new(bytes.slice(range));
+                Some(SubchunkBytes::Kept(part))
+            }
+            Self::Value(_) | Self::Buffer(_) => {
+                self.as_ref().get(range).map(SubchunkBytes::Borrowed)
+            }
+        }
+    }
 }
 
 impl AsRef<[u8]> for FetchedBytes<'_> {
@@ -22,6 +80,7 @@ impl AsRef<[u8]> for FetchedBytes<'_> {
         match self {
             Self::Buffer(bytes) => bytes,
             Self::Value(bytes) => bytes,
+            Self::Slab(bytes) => bytes.get(),
         }
     }
 }
@@ -48,7 +107,7 @@ pub(super) trait ShardSource: Sync {
         &'a self,
         shard: &'a Self::Shard,
         ranges: &'a [ByteRange],
-        buffer: &'a mut Vec<u8>,
+        into: ReadInto<'a>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>>;
 
     /// Returns the time that one more range of a request takes. The request is for bytes from `offset` on.
@@ -82,7 +141,7 @@ impl<R: Reads> ShardSource for Store<R> {
         &'a self,
         shard: &'a StoreKey,
         ranges: &'a [ByteRange],
-        _buffer: &'a mut Vec<u8>,
+        _into: ReadInto<'a>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async {
             let values = self.reads.get_ranges(shard, ranges.to_vec()).await?;
@@ -99,7 +158,7 @@ impl<R: Reads> ShardSource for Store<R> {
     }
 }
 
-/// Reads files into a buffer of the thread that decodes them.
+/// Reads files into a buffer of the thread that decodes them, or into memory for a device.
 impl ShardSource for Files {
     type Shard = File;
 
@@ -123,10 +182,16 @@ impl ShardSource for Files {
         &'a self,
         shard: &'a File,
         ranges: &'a [ByteRange],
-        buffer: &'a mut Vec<u8>,
+        into: ReadInto<'a>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
-        Box::pin(async {
-            let read = shard.read(ranges, buffer)?;
+        Box::pin(async move {
+            if let Some(slabs) = into.slabs {
+                let (ranges, len) = shard.find(ranges)?;
+                if let Some(slab) = slabs.take(len) {
+                    return read_to_slab(shard, &ranges, slab).map(Some);
+                }
+            }
+            let read = shard.read(ranges, into.buffer)?;
             Ok(Some(read.into_iter().map(FetchedBytes::Buffer).collect()))
         })
     }
@@ -142,4 +207,22 @@ impl ShardSource for Files {
     fn size<'a>(&'a self, shard: &'a File) -> Later<'a, Result<Option<u64>>> {
         Box::pin(async { shard.size().map(Some) })
     }
+}
+
+/// Reads ranges of a file into page-locked memory, one after the other. Returns the bytes of each range.
+fn read_to_slab(
+    shard: &File,
+    ranges: &[Range<u64>],
+    mut slab: DeviceSlab,
+) -> Result<Vec<FetchedBytes<'static>>> {
+    let read = shard.read_to(ranges, slab.bytes_mut())?;
+    let lens: Vec<usize> = read.iter().map(|bytes| bytes.len()).collect();
+    let (all, mut end) = (slab.into_bytes(), 0);
+    let parts = lens.into_iter().map(|len| {
+        end += len;
+        let part = all.part(end - len..end);
+        part.map(FetchedBytes::Slab)
+            .ok_or_else(|| shard.no_memory(len as u64))
+    });
+    parts.collect()
 }

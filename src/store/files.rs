@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -340,6 +341,58 @@ impl File {
         }
     }
 
+    /// Returns the bytes of the file that `ranges` name, and their number.
+    ///
+    /// # Errors
+    /// The error of a range that is not in the file, or of more bytes than this machine can address.
+    pub(crate) fn find(&self, ranges: &[ByteRange]) -> Result<(Vec<Range<u64>>, usize)> {
+        let within = |range: &ByteRange| super::ranges::within(*range, self.len);
+        let ranges = ranges.iter().map(within).collect::<Result<Vec<_>>>()?;
+        let mut len = 0_usize;
+        for range in &ranges {
+            let bytes = range.end - range.start;
+            len = usize::try_from(bytes)
+                .ok()
+                .and_then(|bytes| len.checked_add(bytes))
+                .ok_or_else(|| self.no_memory(bytes))?;
+        }
+        Ok((ranges, len))
+    }
+
+    /// Returns the error for missing memory for `len` bytes of the file.
+    pub(crate) fn no_memory(&self, len: u64) -> StorageError {
+        StorageError::Other(format!(
+            "out of memory: {len} bytes of {}",
+            self.path.display()
+        ))
+    }
+
+    /// Reads `ranges` of the file, which [`find`](Self::find) has found, to the begin of `to`, one after the other.
+    /// Returns the bytes of each.
+    ///
+    /// # Errors
+    /// The error of a file that cannot be read: another process may have truncated it. Also, `to` is too short.
+    pub(crate) fn read_to<'b>(
+        &self,
+        ranges: &[Range<u64>],
+        to: &'b mut [u8],
+    ) -> Result<Vec<&'b [u8]>> {
+        let mut rest = to;
+        let mut read = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let bytes = range.end - range.start;
+            let len = usize::try_from(bytes).ok();
+            let (bytes, others) = len
+                .and_then(|len| std::mem::take(&mut rest).split_at_mut_checked(len))
+                .ok_or_else(|| self.no_memory(bytes))?;
+            read_exact_at(&self.file, bytes, range.start)
+                .map_err(|error| failed("read", &self.path, &error))?;
+            read.push(&*bytes);
+            rest = others;
+        }
+        Ok(read)
+    }
+
     /// Reads `ranges` into `buffer`, one after the other, and returns the bytes of each.
     ///
     /// # Errors
@@ -350,39 +403,13 @@ impl File {
         ranges: &[ByteRange],
         buffer: &'b mut Vec<u8>,
     ) -> Result<Vec<&'b [u8]>> {
-        let within = |range: &ByteRange| super::ranges::within(*range, self.len);
-        let ranges = ranges.iter().map(within).collect::<Result<Vec<_>>>()?;
-        let no_memory = |len: u64| {
-            StorageError::Other(format!(
-                "out of memory: {len} bytes of {}",
-                self.path.display()
-            ))
-        };
-        let mut len = 0_usize;
-        for range in &ranges {
-            let bytes = range.end - range.start;
-            len = usize::try_from(bytes)
-                .ok()
-                .and_then(|bytes| len.checked_add(bytes))
-                .ok_or_else(|| no_memory(bytes))?;
-        }
+        let (ranges, len) = self.find(ranges)?;
         if let Some(more) = len.checked_sub(buffer.len()) {
             let room = buffer.try_reserve_exact(more);
-            room.map_err(|_| no_memory(len as u64))?;
+            room.map_err(|_| self.no_memory(len as u64))?;
             buffer.resize(len, 0);
         }
-        let mut rest = &mut buffer[..len];
-        let mut read = Vec::with_capacity(ranges.len());
-        for range in ranges {
-            // The length fits, because the sum of all lengths does.
-            let len = usize::try_from(range.end - range.start).unwrap_or(0);
-            let (bytes, others) = rest.split_at_mut(len);
-            read_exact_at(&self.file, bytes, range.start)
-                .map_err(|error| failed("read", &self.path, &error))?;
-            read.push(&*bytes);
-            rest = others;
-        }
-        Ok(read)
+        self.read_to(&ranges, buffer)
     }
 }
 

@@ -136,6 +136,16 @@ impl PartsToRead {
         let (at, place) = self.0.place(read, range)?;
         read.get(at)?.as_ref().get(place)
     }
+
+    /// Returns where the bytes of `range`, which is not empty, lie in what was `read`: see
+    /// [`bytes_of`](Self::bytes_of). The answer is the index of the buffer, and the place in the buffer.
+    pub(crate) fn place_of(
+        &self,
+        read: &[impl AsRef<[u8]>],
+        range: &Range<u64>,
+    ) -> Option<(usize, Range<usize>)> {
+        self.0.place(read, range)
+    }
 }
 
 #[cfg(test)]

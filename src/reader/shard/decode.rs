@@ -9,10 +9,10 @@ use super::indexed::{Indexed, Keeping};
 use super::windows::{Several, WantedSubchunk};
 use super::{Attempt, lock};
 use crate::plan::host_engine;
+use crate::reader::ReaderError;
 use crate::reader::error::Damage;
 use crate::reader::source::ShardSource;
 use crate::reader::threads::{self, decoding};
-use crate::reader::{OutputPlace, ReaderError};
 use crate::shard::error::engine_is_about_stored_bytes;
 use zarrs_cuda_engine::contract::{EncodedSubchunk, NeighbourSink};
 
@@ -55,8 +55,8 @@ impl<S: ShardSource> Attempt<'_, S> {
         Ok(())
     }
 
-    /// Decodes the encoded `subchunks`, which have ascending numbers, and writes their elements. If they are
-    /// in a shard with an index, their elements may be kept.
+    /// Decodes the encoded `subchunks`, which have ascending numbers, and writes their elements to memory of the host. If
+    /// they are in a shard with an index, their elements may be kept.
     pub(super) fn decode(
         &self,
         subchunks: &[(WantedSubchunk<'_>, &[u8])],
@@ -64,9 +64,6 @@ impl<S: ShardSource> Attempt<'_, S> {
     ) -> Result<(), ReaderError> {
         /// The number of bytes below which one thread decodes sooner than another thread wakes.
         const AT_ONCE: usize = 512 << 10;
-        if let OutputPlace::Device(sink) = self.call.place {
-            return self.prepare(sink, subchunks);
-        }
         let several = Several {
             windows: self.windows,
             subchunks,

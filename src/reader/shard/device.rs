@@ -7,7 +7,7 @@ use crate::plan::{DeviceReads, ReadySubchunk, host_engine};
 use crate::reader::ReaderError;
 use crate::reader::device::DeviceSink;
 use crate::reader::error::Damage;
-use crate::reader::source::ShardSource;
+use crate::reader::source::{ShardSource, SubchunkBytes};
 use crate::reader::threads::decoding;
 use crate::shard::error::engine_is_about_stored_bytes;
 use zarrs_cuda_engine::contract::{
@@ -21,9 +21,10 @@ impl<S: ShardSource> Attempt<'_, S> {
         sink.boxes(&self.shard.sharding, touched.number(), parts)
     }
 
-    /// Holds a subchunk, and the number of its wanted elements, until the attempt has succeeded.
-    fn hold(&self, subchunk: ReadySubchunk, elements: usize) {
-        lock(&self.held).push((subchunk, elements));
+    /// Holds subchunks, each with the number of its wanted elements, until the attempt has succeeded. They stay together,
+    /// so that bytes which lie together are copied together.
+    fn hold(&self, subchunks: impl IntoIterator<Item = (ReadySubchunk, usize)>) {
+        lock(&self.held).extend(subchunks);
     }
 
     /// Lets the device write the fill value to all wanted elements of `touched`.
@@ -31,7 +32,7 @@ impl<S: ShardSource> Attempt<'_, S> {
         let tag = sink.tag(&self.shard.key, touched.number());
         let boxes = self.boxes(sink, touched);
         let elements = count(&boxes);
-        self.hold(DeviceReads::fill(tag, boxes), elements);
+        self.hold([(DeviceReads::fill(tag, boxes), elements)]);
     }
 
     /// Gives the subchunks that were held to the device. The attempt has succeeded.
@@ -45,34 +46,38 @@ impl<S: ShardSource> Attempt<'_, S> {
             let missing = EngineError::Internal("a subchunk was not prepared for a device");
             return Err(damage(self.shard, None, missing));
         }
-        let mut held = held.into_iter();
-        held.try_for_each(|(subchunk, _)| sink.send(subchunk))
+        sink.send(held.into_iter().map(|(subchunk, _)| subchunk))
     }
 
     /// Prepares the encoded `subchunks` for the device, or their elements if the host decodes them.
-    pub(super) fn prepare(
+    pub(super) fn prepare<'p>(
         &self,
         sink: &DeviceSink<'_>,
-        subchunks: &[(WantedSubchunk<'_>, &[u8])],
+        subchunks: impl IntoIterator<Item = (WantedSubchunk<'p>, SubchunkBytes<'p>)>,
     ) -> Result<(), ReaderError> {
         let validate = self.call.settings.codec_options.validate_checksums();
-        for &(touched, bytes) in subchunks {
+        let mut all = Vec::new();
+        for (touched, bytes) in subchunks {
             let number = touched.number();
             let tag = sink.tag(&self.shard.key, number);
             let boxes = self.boxes(sink, touched);
             let wanted = count(&boxes);
             let ready = decoding(|| {
-                let bytes = if sink.reads().is_foreign() {
-                    self.elements(number, bytes)?
-                } else {
-                    copied(bytes)?
+                let bytes = match bytes {
+                    bytes if sink.reads().is_foreign() => {
+                        EncodedBytes::new(self.elements(number, bytes.get())?)
+                    }
+                    SubchunkBytes::Kept(bytes) => bytes,
+                    SubchunkBytes::Borrowed(bytes) => {
+                        sink.reads().copied_by_caller(bytes.len());
+                        EncodedBytes::new(copied(bytes)?)
+                    }
                 };
-                let bytes = EncodedBytes::new(bytes);
                 let tag = (tag, number);
                 sink.reads().prepare(tag, bytes, boxes, validate)
             });
             match ready {
-                Ok(ready) => self.hold(ready, wanted),
+                Ok(ready) => all.push((ready, wanted)),
                 Err(error)
                     if self.call.settings.fill_damaged && engine_is_about_stored_bytes(&error) =>
                 {
@@ -83,6 +88,7 @@ impl<S: ShardSource> Attempt<'_, S> {
                 Err(error) => return Err(failed(self.shard, Some(number), error)),
             }
         }
+        self.hold(all);
         Ok(())
     }
 
@@ -120,7 +126,7 @@ fn count(boxes: &[BoxToPlace]) -> usize {
         .sum()
 }
 
-/// Returns a copy of `bytes`, which are in a buffer that the thread uses again.
+/// Returns a copy of `bytes`, which are in a buffer that is used again, or among others.
 fn copied(bytes: &[u8]) -> Result<Vec<u8>, EngineError> {
     let mut copy = Vec::new();
     let reserved = copy.try_reserve_exact(bytes.len());

@@ -14,7 +14,7 @@ use super::{ReadCall, ShardToRead};
 use crate::reader::ReaderError;
 use crate::reader::cache::Index;
 use crate::reader::metrics::add;
-use crate::reader::source::{FetchedBytes, ShardSource};
+use crate::reader::source::{FetchedBytes, ReadInto, ShardSource};
 use crate::shard::reading::check_memory;
 
 impl<S: ShardSource> ReadCall<'_, S> {
@@ -45,7 +45,8 @@ impl<S: ShardSource> ReadCall<'_, S> {
         let range = [index.byte_range()];
         let mut buffer = take_buffer();
         let len = index.len() as u64;
-        let read = match self.request(opened, &range, len, &mut buffer).await {
+        let into = ReadInto::buffer(&mut buffer);
+        let read = match self.request(opened, &range, len, into).await {
             Ok(read) => read,
             Err(error) if got_no_answer(&error) => return Err(store_error(shard, error)),
             Err(error) => {
@@ -83,10 +84,10 @@ impl<S: ShardSource> ReadCall<'_, S> {
         opened: &'b S::Shard,
         ranges: &'b [ByteRange],
         bytes: u64,
-        buffer: &'b mut Vec<u8>,
+        into: ReadInto<'b>,
     ) -> Result<Option<Vec<FetchedBytes<'b>>>, StorageError> {
         let begin = Instant::now();
-        let read = self.source.read(opened, ranges, buffer).await;
+        let read = self.source.read(opened, ranges, into).await;
         self.counters.waited(begin.elapsed());
         add(&self.counters.requests, 1);
         add(&self.counters.ranges, ranges.len());

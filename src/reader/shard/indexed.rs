@@ -12,9 +12,10 @@ use super::errors::{damage, got_no_answer, store_error};
 use super::windows::WantedSubchunk;
 use super::{Attempt, ReadCall, Stop, lock};
 use crate::reader::cache::{Index, Subchunk};
+use crate::reader::device::DeviceSink;
 use crate::reader::error::Damage;
 use crate::reader::metrics::add;
-use crate::reader::source::{FetchedBytes, ShardSource};
+use crate::reader::source::{FetchedBytes, ReadInto, ShardSource, SubchunkBytes};
 use crate::reader::threads::Later;
 use crate::reader::{OutputPlace, ReaderError};
 use crate::shard::reading::{check_last_bytes, last_bytes};
@@ -236,10 +237,8 @@ impl<S: ShardSource> Indexed<'_, S> {
         }
         let mut buffer = Vec::new();
         let len = ranges.len() as u64;
-        let read = self
-            .attempt
-            .call
-            .request(self.opened, &ranges, len, &mut buffer);
+        let into = ReadInto::buffer(&mut buffer);
+        let read = (self.attempt.call).request(self.opened, &ranges, len, into);
         let error = match read.await {
             Ok(None) => return Err(Stop::Changed),
             Ok(read) => match check_last_bytes(ranges.len(), read) {
@@ -290,10 +289,15 @@ impl<S: ShardSource> Indexed<'_, S> {
             bytes += self.index.encoded.len() as u64;
         }
         let mut buffer = take_buffer();
-        let read = self
-            .attempt
-            .call
-            .request(self.opened, &ranges, bytes, &mut buffer);
+        let slabs = match self.attempt.call.place {
+            OutputPlace::Device(sink) => Some(sink.slabs()),
+            OutputPlace::Host(_) => None,
+        };
+        let into = ReadInto {
+            buffer: &mut buffer,
+            slabs,
+        };
+        let read = (self.attempt.call).request(self.opened, &ranges, bytes, into);
         let read = read.await;
         let counters = self.attempt.call.counters;
         add(&counters.subchunks_read, group.len());
@@ -343,6 +347,9 @@ impl<S: ShardSource> Indexed<'_, S> {
         parts: &PartsToRead,
         read: &[FetchedBytes<'_>],
     ) -> Result<(), ReaderError> {
+        if let OutputPlace::Device(sink) = self.attempt.call.place {
+            return self.give_to(sink, group, (parts, read));
+        }
         let bytes_of = |range: Range<u64>| {
             let bytes = parts.bytes_of(read, &range);
             bytes.ok_or_else(|| self.other_bytes())
@@ -365,6 +372,38 @@ impl<S: ShardSource> Indexed<'_, S> {
         }
         subchunks.sort_unstable_by_key(|(touched, _)| touched.number());
         self.attempt.decode(&subchunks, Some(self))
+    }
+
+    /// Gives the subchunks of `group` to a device, in the order of their bytes, which were `read` for `parts`.
+    fn give_to(
+        &self,
+        sink: &DeviceSink<'_>,
+        group: &[SubchunkToRead<'_>],
+        (parts, read): (&PartsToRead, &[FetchedBytes<'_>]),
+    ) -> Result<(), ReaderError> {
+        let mut wanted = vec![0_usize; read.len()];
+        let mut places = Vec::with_capacity(group.len());
+        for SubchunkToRead { touched, part } in group {
+            let range = part.extent().start as u64..part.extent().end as u64;
+            let place = if range.is_empty() {
+                None
+            } else {
+                let (at, place) =
+                    (parts.place_of(read, &range)).ok_or_else(|| self.other_bytes())?;
+                wanted[at] = wanted[at].saturating_add(place.len());
+                Some((at, place))
+            };
+            places.push((*touched, place));
+        }
+        let subchunks = places.into_iter().map(|(touched, place)| {
+            let bytes = match place {
+                Some((at, place)) => read[at].part(place, wanted[at]),
+                None => Some(SubchunkBytes::Borrowed(&[])),
+            };
+            Ok((touched, bytes.ok_or_else(|| self.other_bytes())?))
+        });
+        let subchunks: Result<Vec<_>, ReaderError> = subchunks.collect();
+        self.attempt.prepare(sink, subchunks?)
     }
 }
 

@@ -5,10 +5,12 @@ use std::sync::{Mutex, PoisonError};
 use super::errors::store_error;
 use super::windows::WantedSubchunk;
 use super::{Attempt, ReadCall, Stop, lock};
+use crate::reader::OutputPlace;
 use crate::reader::metrics::add;
 use crate::reader::newer_subchunks::{NewerSubchunks, NewestSubchunk};
-use crate::reader::source::ShardSource;
+use crate::reader::source::{ShardSource, SubchunkBytes};
 use crate::reader::threads::Later;
+use zarrs_cuda_engine::contract::EncodedBytes;
 
 impl<S: ShardSource> Attempt<'_, S> {
     /// Reads the subchunks of `touched` that `newer` lists, and writes their elements. Returns the other
@@ -83,6 +85,12 @@ impl<S: ShardSource> Attempt<'_, S> {
             }
         }
         self.fill(empty)?;
+        if let OutputPlace::Device(sink) = self.call.place {
+            let found = found.into_iter();
+            let kept = |bytes| SubchunkBytes::Kept(EncodedBytes::new(bytes));
+            self.prepare(sink, found.map(|(of, bytes)| (of, kept(bytes))))?;
+            return Ok(in_shard);
+        }
         let found: Vec<_> = found.iter().map(|(of, bytes)| (*of, &**bytes)).collect();
         self.decode(&found, None)?;
         Ok(in_shard)
