@@ -58,16 +58,11 @@ impl SubchunkBytes<'_> {
 }
 
 impl FetchedBytes<'_> {
-    /// Returns the bytes `range`; `None` if there are fewer. `wanted` of all bytes are wanted: a value stays where it is if
-    /// they are three quarters of it.
-    pub(super) fn part(&self, range: Range<usize>, wanted: usize) -> Option<SubchunkBytes<'_>> {
+    /// Returns the bytes `range`; `None` if there are fewer. A value may be a small part of its memory, so that it is not
+    /// kept.
+    pub(super) fn part(&self, range: Range<usize>) -> Option<SubchunkBytes<'_>> {
         match self {
             Self::Slab(bytes) => bytes.part(range).map(SubchunkBytes::Kept),
-            Self::Value(bytes) if wanted >= bytes.len() - bytes.len() / 4 => {
-                bytes.get(range.clone())?;
-                let part = EncodedBytes::new(bytes.slice(range));
-                Some(SubchunkBytes::Kept(part))
-            }
             Self::Value(_) | Self::Buffer(_) => {
                 self.as_ref().get(range).map(SubchunkBytes::Borrowed)
             }

@@ -381,29 +381,55 @@ impl<S: ShardSource> Indexed<'_, S> {
         group: &[SubchunkToRead<'_>],
         (parts, read): (&PartsToRead, &[FetchedBytes<'_>]),
     ) -> Result<(), ReaderError> {
-        let mut wanted = vec![0_usize; read.len()];
-        let mut places = Vec::with_capacity(group.len());
+        let mut subchunks = Vec::with_capacity(group.len());
         for SubchunkToRead { touched, part } in group {
             let range = part.extent().start as u64..part.extent().end as u64;
-            let place = if range.is_empty() {
-                None
+            let bytes = if range.is_empty() {
+                Some(SubchunkBytes::Borrowed(&[][..]))
             } else {
-                let (at, place) =
-                    (parts.place_of(read, &range)).ok_or_else(|| self.other_bytes())?;
-                wanted[at] = wanted[at].saturating_add(place.len());
-                Some((at, place))
+                let place = parts.place_of(read, &range);
+                place.and_then(|(at, place)| read[at].part(place))
             };
-            places.push((*touched, place));
+            subchunks.push((*touched, bytes.ok_or_else(|| self.other_bytes())?));
         }
-        let subchunks = places.into_iter().map(|(touched, place)| {
-            let bytes = match place {
-                Some((at, place)) => read[at].part(place, wanted[at]),
-                None => Some(SubchunkBytes::Borrowed(&[])),
-            };
-            Ok((touched, bytes.ok_or_else(|| self.other_bytes())?))
-        });
-        let subchunks: Result<Vec<_>, ReaderError> = subchunks.collect();
-        self.attempt.prepare(sink, subchunks?)
+        in_slab(sink, &mut subchunks);
+        self.attempt.prepare(sink, subchunks)
+    }
+}
+
+/// Copies the borrowed bytes of `subchunks` to page-locked memory, one behind the other, if it has room for all of them.
+fn in_slab(sink: &DeviceSink<'_>, subchunks: &mut [(WantedSubchunk<'_>, SubchunkBytes<'_>)]) {
+    let len_of = |bytes: &SubchunkBytes<'_>| match bytes {
+        SubchunkBytes::Borrowed(bytes) => bytes.len(),
+        SubchunkBytes::Kept(_) => 0,
+    };
+    let len = subchunks.iter().map(|(_, bytes)| len_of(bytes)).sum();
+    if len == 0 {
+        return;
+    }
+    let Some(mut slab) = sink.slabs().take(len) else {
+        return;
+    };
+    let (to, mut from) = (slab.bytes_mut(), 0);
+    for (_, bytes) in &*subchunks {
+        if let SubchunkBytes::Borrowed(bytes) = bytes
+            && let Some(to) = to.get_mut(from..from + bytes.len())
+        {
+            to.copy_from_slice(bytes);
+            from += bytes.len();
+        }
+    }
+    sink.reads().copied_by_caller(len);
+    let slab = slab.into_bytes();
+    let mut from = 0;
+    for (_, bytes) in subchunks {
+        let end = from + len_of(bytes);
+        if end > from
+            && let Some(part) = slab.part(from..end)
+        {
+            *bytes = SubchunkBytes::Kept(part);
+            from = end;
+        }
     }
 }
 

@@ -45,12 +45,14 @@ impl Devices {
         let Some(devices) = self.this.upgrade() else {
             return Ok(None);
         };
-        begin_read(&device, limits.pinned_memory);
-        Ok(Some(ReadSlabs {
+        // The read ends when this is dropped, also after a panic.
+        let slabs = ReadSlabs {
             devices,
             device,
             idle: limits.idle,
-        }))
+        };
+        begin_read(&slabs.device, limits.pinned_memory);
+        Ok(Some(slabs))
     }
 
     /// Frees the page-locked memory for encoded bytes that is to be freed at `now`, and that no read uses; without a time,

@@ -17,6 +17,9 @@ use crate::cuda::slabs::PinnedSlab;
 /// The most subchunks without bytes that a batch has for each slot.
 const FILLED_PER_SLOT: usize = 4;
 
+/// A run joins bytes that wait in the ring if it is shorter than so many times the least run that is copied from a slab.
+const JOINING: usize = 8;
+
 impl Reading<'_, '_> {
     /// Adds a subchunk to the batch that is being collected. Starts the batch before if it is full.
     pub(super) fn add(
@@ -128,7 +131,16 @@ impl Reading<'_, '_> {
         let Some((slab, run)) = self.collecting()?.run.take() else {
             return Ok(());
         };
-        if run.len() >= self.session.sizing.tuning.least_direct {
+        let sizing = self.session.sizing;
+        let least = sizing.tuning.least_direct;
+        let room = sizing.staging_in[0].len;
+        let staging = &self.collecting()?.staging;
+        // A copy from the slab would first start the copy of these bytes, however few they are.
+        let joins = run.len() < least.saturating_mul(JOINING)
+            && staging
+                .as_ref()
+                .is_some_and(|(_, filled)| run.len() <= room - filled);
+        if run.len() >= least && !joins {
             self.flush()?;
             return Ok(self.copy_run(&slab, run)?);
         }
