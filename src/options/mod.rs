@@ -384,7 +384,7 @@ impl Options {
     ///
     /// The memory is shared like [device memory](Self::with_device_memory). It is allocated when it is needed.
     ///
-    /// Reads of files into the memory of a device take a block of their own besides, for encoded bytes: a quarter of
+    /// Reads into the memory of a device take a block of their own besides, for encoded bytes: a quarter of
     /// this number for each device, at most 256 MiB. The first read decides its size.
     #[must_use]
     pub fn with_pinned_memory(mut self, bytes: usize) -> Self {
