@@ -167,7 +167,7 @@ def test_an_object_that_is_no_text_in_the_last_chunk(tmp_path: Path) -> None:
     text = json.loads((tmp_path / "old/.zarray").read_text())
     (tmp_path / "old/.zarray").write_text(json.dumps({**text, "shape": [48]}))
     (tmp_path / "old/1").write_bytes(numcodecs.JSON().encode(np.array([*TEXTS[1:], [1]], dtype=object)))
-    with pytest.raises(RuntimeError, match=r"\[0:48\].*of the type list.*OUT is as it was"):
+    with pytest.raises(RuntimeError, match=r"\[0:48\].*of the type list.*`destination` is as it was"):
         zarrs_cuda.reencode(tmp_path / "old", tmp_path / "new", **DECODE)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old"]
 
@@ -195,7 +195,7 @@ def test_codecs_of_v3(tmp_path: Path) -> None:
 
 def test_what_differs_is_found(tmp_path: Path) -> None:
     v2(tmp_path / "old", NUMBERS, filters=[Unsteady()])
-    with pytest.raises(RuntimeError, match=r"elements \[0:20, 0:30\] of .*old differ in OUT") as error:
+    with pytest.raises(RuntimeError, match=r"elements \[0:20, 0:30\] .*old differ in `destination`") as error:
         zarrs_cuda.reencode(tmp_path / "old", tmp_path / "new", **DECODE, verify=True)
     assert error.value.code == 3  # type: ignore[attr-defined]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old"]

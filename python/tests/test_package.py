@@ -326,7 +326,7 @@ async def damage(store: Any) -> None:
 def test_errors_of_files_are_those_of_the_system(tmp_path: Path) -> None:
     array = create(tmp_path, shape=(4,), chunks=(2,), dtype="uint8")
     (tmp_path / "c").write_text("no directory")
-    with pytest.raises(OSError, match="c/0") as error:
+    with pytest.raises(OSError, match=r"c/[01]") as error:
         array[...] = 1
     assert error.value.errno is not None
 
