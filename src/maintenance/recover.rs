@@ -155,9 +155,11 @@ impl fmt::Display for Recovery {
                 SubchunkState::Unreadable { reason } => unreadable.push((number, reason)),
             }
         }
-        match (&self.outcome, unreadable.len()) {
-            (RecoveryOutcome::Intact, 1..) => f.write_str("the index is intact")?,
-            (outcome, _) => write!(f, "{outcome}")?,
+        let is_lost = self.outcome == RecoveryOutcome::Intact && !unreadable.is_empty();
+        if is_lost {
+            f.write_str("the index is intact")?;
+        } else {
+            write!(f, "{}", self.outcome)?;
         }
         if self.subchunks.is_empty() {
             return Ok(());
@@ -167,7 +169,7 @@ impl fmt::Display for Recovery {
             "\n{readable} subchunks readable, {empty} empty, {} unreadable",
             unreadable.len()
         )?;
-        if !unreadable.is_empty() {
+        if is_lost {
             f.write_str(": they are lost, until a write covers each of them whole")?;
         }
         match &unreadable[..] {
