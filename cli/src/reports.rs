@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use serde_json::{Value, json};
-use zarrs_cuda_convert::words::{bytes_text, counted};
+use zarrs_cuda_convert::words::{bytes_text, counted, is_or_are};
 use zarrs_cuda_convert::{ArrayReport, DryRun, GroupReport, PartReport, PartState, Work};
 
 use crate::explain;
@@ -154,7 +154,7 @@ fn part_state(report: &PartReport) -> String {
         PartState::Mended { shards, .. } => format!(
             "{} of {output} {} made again{without}: missing or damaged",
             counted(*shards, "shard"),
-            is_or_are(usize::try_from(*shards).unwrap_or(usize::MAX))
+            is_or_are(*shards)
         ),
         PartState::Refused => format!(
             "nothing was written: {} of the arrays and groups in {input} cannot be re-encoded. --keep-going does \
@@ -177,14 +177,9 @@ pub(crate) fn missing_text(parts: NonZeroU64, missing: &[u64]) -> String {
     format!(
         "{} of {parts} parts {} missing: {}",
         missing.len(),
-        is_or_are(missing.len()),
+        is_or_are(missing.len() as u64),
         numbers(missing)
     )
-}
-
-/// Returns the verb for so many things.
-pub(crate) fn is_or_are(count: usize) -> &'static str {
-    if count == 1 { "is" } else { "are" }
 }
 
 /// Returns `numbers` with commas between them, as schedulers take them.

@@ -1,11 +1,11 @@
 //! `zarrs-cuda status`: tells which parts of an output are made.
 
 use serde_json::json;
-use zarrs_cuda_convert::words::counted;
+use zarrs_cuda_convert::words::{counted, is_or_are};
 use zarrs_cuda_convert::{Failure, Place, RunStatus, status};
 
 use crate::outcome::Outcome;
-use crate::reports::{is_or_are, numbers, without};
+use crate::reports::{numbers, without};
 
 /// Tell which parts of an output are made, which --part makes
 ///
@@ -61,7 +61,7 @@ fn text(args: &Args, status: &RunStatus) -> String {
         lines.push(format!(
             "{} {} missing: {}",
             counted(missing.len(), "part"),
-            is_or_are(missing.len()),
+            is_or_are(missing.len() as u64),
             self::numbers(&numbers)
         ));
         for part in missing {

@@ -10,8 +10,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::evidence::canonical;
 use crate::failure::Failure;
+use crate::open::canonical;
 use crate::open::{self, Kind, Place, is_missing};
 
 /// The device and the inode of a directory, which are the same under each of the directory's names.

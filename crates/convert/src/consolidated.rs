@@ -12,7 +12,6 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use zarrs_storage::{StorageError, StoreKey};
 
-use crate::evidence::canonical;
 use crate::failure::Failure;
 use crate::open::{self, Place, Store, read_file};
 use zarrs_cuda::storage::{Durable, replace};
@@ -171,47 +170,34 @@ fn stale(
     below: &[&str],
     same: fn(&Value, &Value) -> bool,
 ) -> Vec<(Place, Vec<String>)> {
-    let mut here = match place {
-        Place::Directory(directory) => Place::Directory(canonical(directory)),
-        Place::Url(_) => place.clone(),
-    };
-    let Some(itself) = metadata_of(&here) else {
+    let places = place.itself_and_above().map_while(|(at, path)| {
+        let metadata = metadata_of(&at)?;
+        // The hierarchy ends where no group is above.
+        let is_in = path.is_empty() || metadata["node_type"] == "group";
+        is_in.then_some((at, path, metadata))
+    });
+    let groups: Vec<_> = places
+        .filter(|(_, _, metadata)| !metadata[OF_V3].is_null())
+        .collect();
+    if groups.is_empty() {
         return Vec::new();
-    };
-    let mut nodes = Vec::new();
-    for path in below {
-        nodes.extend(metadata_of(&here.join(path)).map(|now| ((*path).to_string(), now)));
     }
-    let mut found = Vec::new();
-    let mut group = itself.clone();
-    nodes.push((String::new(), itself));
-    loop {
-        let copies = &group[OF_V3];
-        let is_stale = |(path, now): &&(String, Value)| {
-            !path.is_empty() && !same(&copies["metadata"][path], now)
-        };
-        let names: Vec<_> = nodes
-            .iter()
-            .filter(is_stale)
-            .map(|(path, _)| path.clone())
-            .collect();
-        if !copies.is_null() && !names.is_empty() {
-            found.push((here.clone(), names));
-        }
-        let Some((above, name)) = here.above() else {
-            return found;
-        };
-        for (path, _) in &mut nodes {
-            *path = match &**path {
-                "" => name.clone(),
-                path => format!("{name}/{path}"),
-            };
-        }
-        match metadata_of(&above).filter(|group| group["node_type"] == "group") {
-            Some(metadata) => (group, here) = (metadata, above),
-            None => return found, // the hierarchy ends
-        }
-    }
+    let paths = std::iter::once("").chain(below.iter().copied());
+    let nodes: Vec<_> = paths
+        .filter_map(|path| Some((path, metadata_of(&place.join(path))?)))
+        .collect();
+    let stale = groups.into_iter().map(|(at, prefix, group)| {
+        let copies = &group[OF_V3]["metadata"];
+        let paths = nodes.iter().filter_map(|(path, now)| {
+            let parts = [&*prefix, *path]
+                .into_iter()
+                .filter(|part| !part.is_empty());
+            let path = parts.collect::<Vec<_>>().join("/");
+            (!path.is_empty() && !same(&copies[&path], now)).then_some(path)
+        });
+        (at, paths.collect::<Vec<_>>())
+    });
+    stale.filter(|(_, paths)| !paths.is_empty()).collect()
 }
 
 /// Returns whether `copy`, from consolidated metadata, says the same as `now`. Members that zarr-python
@@ -238,11 +224,10 @@ fn is_equal(copy: &Value, now: &Value) -> bool {
 fn means_the_same(copy: &Value, now: &Value) -> bool {
     let same = |member: &str| numbers(&copy[member]) == numbers(&now[member]);
     let is_text = copy["fill_value"].is_string() || now["fill_value"].is_string();
-    let or_empty = |metadata: &Value, member: &str, empty: Value| match &metadata[member] {
-        Value::Null => empty,
-        value => numbers(value),
+    let attributes = |metadata: &Value| match &metadata["attributes"] {
+        Value::Null => json!({}),
+        attributes => numbers(attributes),
     };
-    let attributes = |metadata| or_empty(metadata, "attributes", json!({}));
     let names = |metadata: &Value| match &metadata["dimension_names"] {
         Value::Array(names) if names.iter().any(|name| !name.is_null()) => Some(names.clone()),
         _ => None,

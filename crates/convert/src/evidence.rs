@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use zarrs_storage::StoreKey;
 use zarrs_storage::{StorageError, StorePrefix};
 
 use crate::failure::Failure;
-use crate::open::{self, Place, Store, is_of_writer};
+use crate::open::{self, Place, Store, canonical, is_of_writer};
 use crate::stored;
 use crate::words::counted;
 
@@ -322,16 +322,6 @@ pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
         let size = (part.len() as u64).to_le_bytes();
         part.iter().fold(size.iter().fold(hash, step), step)
     })
-}
-
-/// Returns the path without `..` and symbolic links, even if nothing exists there.
-pub(crate) fn canonical(path: &Path) -> PathBuf {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    match (path.canonicalize(), path.parent(), path.file_name()) {
-        (Ok(path), _, _) => path,
-        (Err(_), Some(parent), Some(name)) => canonical(parent).join(name),
-        _ => path,
-    }
 }
 
 #[cfg(test)]

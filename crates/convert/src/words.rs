@@ -20,6 +20,11 @@ pub fn counted(number: impl TryInto<u128>, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
+/// Returns the verb for a number of things.
+pub fn is_or_are(number: u64) -> &'static str {
+    if number == 1 { "is" } else { "are" }
+}
+
 /// Returns `word` as a shell takes it for one word.
 pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);

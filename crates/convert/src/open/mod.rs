@@ -31,6 +31,7 @@ pub use self::kind::{
 use self::lenient::Lenient;
 pub use self::lenient::repairs_of;
 use self::member::Member;
+pub(crate) use self::place::canonical;
 #[cfg(feature = "remote")]
 pub(crate) use self::place::is_http;
 pub use self::place::{Place, must_be_local};

@@ -64,6 +64,16 @@ impl fmt::Display for Place {
     }
 }
 
+/// Returns the path without `..` and symbolic links, even if nothing exists there.
+pub(crate) fn canonical(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    match (path.canonicalize(), path.parent(), path.file_name()) {
+        (Ok(path), _, _) => path,
+        (Err(_), Some(parent), Some(name)) => canonical(parent).join(name),
+        _ => path,
+    }
+}
+
 /// Returns the address of `path` if it is a zip file, or leads into one.
 fn address_in_zip(path: &Path) -> Option<String> {
     let path = path.to_str()?;
@@ -126,6 +136,23 @@ impl Place {
                 (!path.is_empty()).then(|| (Self::Url(above.to_string()), name.to_string()))
             }
         }
+    }
+
+    /// Returns this place and the places above it, the nearest first, each with the path of this place in it. Symbolic
+    /// links are followed before.
+    pub(crate) fn itself_and_above(&self) -> impl Iterator<Item = (Self, String)> {
+        let itself = match self {
+            Self::Directory(directory) => Self::Directory(canonical(directory)),
+            Self::Url(_) => self.clone(),
+        };
+        std::iter::successors(Some((itself, String::new())), |(place, path)| {
+            let (above, name) = place.above()?;
+            let path = match &**path {
+                "" => name,
+                path => format!("{name}/{path}"),
+            };
+            Some((above, path))
+        })
     }
 
     /// Returns whether the place is on an HTTP server, whose files can be neither listed nor written.

@@ -187,7 +187,7 @@ impl RunPlan {
         &self.backend
     }
 
-    /// Returns whether the input is one array of which no chunk is stored.
+    /// Returns whether the input is one array that has no stored chunks.
     pub(super) fn is_of_an_empty_array(&self) -> bool {
         self.chunks == [Some(0)] && self.arguments.get("--recursive") != Some(&Value::Bool(true))
     }

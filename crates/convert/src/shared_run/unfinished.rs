@@ -7,10 +7,9 @@ use zarrs_storage::{Bytes, StoreKey};
 
 use super::status::found;
 use super::{RunPlan, RunStatus, is_begun, plan_key, stored};
-use crate::evidence::canonical;
 use crate::failure::Failure;
 use crate::open::{self, Place, RUN, Store, is_missing};
-use crate::words::{counted, quoted};
+use crate::words::{counted, is_or_are, quoted};
 
 /// Checks that no run in parts makes the output at `place`. A run that is complete does not count, unless its plan is left.
 ///
@@ -51,16 +50,7 @@ pub(crate) fn must_not_be_begun_below(
 /// # Errors
 /// There is such a run; a plan above `place` cannot be read.
 pub fn must_not_be_made_above(place: &Place) -> Result<(), Failure> {
-    let mut path = String::new();
-    let mut at = match place {
-        Place::Directory(directory) => Place::Directory(canonical(directory)),
-        Place::Url(_) => place.clone(),
-    };
-    while let Some((above, name)) = at.above() {
-        path = match &*path {
-            "" => name,
-            path => format!("{name}/{path}"),
-        };
+    for (above, path) in place.itself_and_above().skip(1) {
         let plan = match &above {
             Place::Directory(directory) => plan_in(directory)?,
             // A user who may write the objects may not be allowed to read there.
@@ -77,7 +67,6 @@ pub fn must_not_be_made_above(place: &Place) -> Result<(), Failure> {
                 must_not_be_begun(&above).map_err(within)?;
             }
         }
-        at = above;
     }
     Ok(())
 }
@@ -97,7 +86,7 @@ fn plan_in(directory: &Path) -> Result<Option<(Bytes, String)>, Failure> {
 fn refusal(place: &Place, status: &RunStatus) -> Failure {
     let RunStatus { parts, missing, .. } = status;
     let made = parts.get().saturating_sub(missing.len() as u64);
-    let are = if made == 1 { "is" } else { "are" };
+    let are = is_or_are(made);
     let shards = match (status.stored, status.shards) {
         (Some(stored), Some(all)) => format!(", and {stored} of {} stored", counted(all, "shard")),
         (Some(stored), None) => format!(", and {} stored", counted(stored, "shard")),

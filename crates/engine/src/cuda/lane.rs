@@ -516,7 +516,8 @@ impl<'a> Running<'a> {
             self.driver.host_access(written, Access::Write)?;
         }
         self.kept.keep(group, slab);
-        // SAFETY: the slab is kept, and nobody writes a shared slab. The lane loses it unless the copy is complete.
+        // SAFETY: the lane keeps the slab, and no thread writes a slab that is shared. If the lane cannot tell that the copy
+        // is complete, the slab is lost, and its memory is not used again.
         unsafe { (self.driver).copy(stream, Span::Pinned(from), Span::Device(to)) }
     }
 

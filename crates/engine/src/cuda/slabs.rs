@@ -58,7 +58,7 @@ pub(super) struct Block {
 }
 
 impl PoolState {
-    /// Returns whether there is a block that nobody uses.
+    /// Returns whether there is a block, of which no slab is taken and no read is under way.
     fn is_idle(&self) -> bool {
         let mut block = self.block.iter();
         self.reads == 0 && block.any(|block| block.free.all_free())

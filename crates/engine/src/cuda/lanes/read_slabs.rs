@@ -83,7 +83,7 @@ fn begin_read(device: &Device, budget: usize) {
         Ok(memory) => pool.allocated(Some(Block { memory, free })),
         Err(error) => {
             pool.allocated(None);
-            tracing::warn!(%error, bytes = len, "no page-locked memory for bytes of files, which the host copies");
+            tracing::warn!(%error, bytes = len, "no page-locked memory for encoded bytes, which the host copies more often");
         }
     }
 }
@@ -105,7 +105,7 @@ fn free_block(device: &Device, now: Option<Instant>) {
     });
     if let Err(error) = freed {
         device.slabs().lose_block();
-        tracing::warn!(%error, "freeing page-locked memory for bytes of files");
+        tracing::warn!(%error, "freeing page-locked memory for encoded bytes");
     }
 }
 

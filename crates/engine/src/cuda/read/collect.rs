@@ -94,7 +94,7 @@ impl Reading<'_, '_> {
         collecting.ok_or(EngineError::Internal("no batch is being collected"))
     }
 
-    /// Returns the next slot of the batch that is being collected, for `len` bytes behind those of the batch. The first
+    /// Returns the next slot of the batch that is being collected, for `len` bytes behind the bytes that the batch has. The first
     /// `copied` of them are the content of the slot.
     fn slot(&mut self, len: usize, copied: usize) -> Result<usize, EngineError> {
         let batch = &mut self.collecting()?.batch;

@@ -15,7 +15,7 @@ pub(in crate::cuda) struct FreeRanges {
 }
 
 impl FreeRanges {
-    /// Returns the ranges of a block of `len` bytes, all of which are free.
+    /// Returns the free ranges of a block of `len` bytes of which nothing is taken. The rest of a page is left out.
     pub(in crate::cuda) fn new(len: usize) -> Self {
         let len = len - len % UNIT;
         let free = [0..len];
